@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -93,15 +93,25 @@ class Option:
 
 def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  # noqa: A002 - click's word for it
     """A dataclass field that declares an option; `further` are attributes of `Option`."""
-    metadata = {_KEY: {"name": name, "help": help, **further}}
-    if default == {}:
-        return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    given: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    return dataclasses.field(**given, metadata={_KEY: {"name": name, "help": help, **further}})
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
     """All options of a dataclass in order, including those of nested dataclasses."""
-    return tuple(_declared(kind))
+    hints, options = typing.get_type_hints(kind), list[Option]()
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if _KEY in field.metadata:
+            given = {**field.metadata[_KEY], "name": _name(field)}
+            repeatable = typing.get_origin(hint) is tuple
+            parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
+            plain = parts[0] if len(parts) == 1 and parts[0] in (bool, int, float, str) else object
+            default = {} if field.default is dataclasses.MISSING else field.default
+            options.append(Option(kind=plain, default=default, repeatable=repeatable, **given))
+        elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            options.extend(options_of(hint))
+    return tuple(options)
 
 
 def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
@@ -137,8 +147,7 @@ def values_of(instance: Any) -> dict[str, Any]:
 
 
 def _built(kind: type[Made], given: Mapping[str, Any]) -> Made:
-    arguments: dict[str, Any] = {}
-    hints = typing.get_type_hints(kind)
+    arguments, hints = dict[str, Any](), typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if _KEY in field.metadata:
             if _name(field) in given:
@@ -150,18 +159,3 @@ def _built(kind: type[Made], given: Mapping[str, Any]) -> Made:
 
 def _name(field: dataclasses.Field[Any]) -> str:
     return str(field.metadata[_KEY]["name"] or field.name)
-
-
-def _declared(kind: type) -> Iterator[Option]:
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        if _KEY in field.metadata:
-            given = {**field.metadata[_KEY], "name": _name(field)}
-            repeatable = typing.get_origin(hint) is tuple
-            parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
-            plain = parts[0] if len(parts) == 1 and parts[0] in (bool, int, float, str) else object
-            default = {} if field.default is dataclasses.MISSING else field.default
-            yield Option(kind=plain, default=default, repeatable=repeatable, **given)
-        elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield from _declared(hint)

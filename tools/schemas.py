@@ -2,8 +2,8 @@
 
     python -m tools.schemas [--check]
 
-Types and docstrings of the dataclasses say almost everything. The tables below hold what they do not, such as the
-limits of numbers. Needs pydantic and docstring-parser (extra `dev`).
+Types, docstrings and comments of the dataclasses say almost everything. The tables below hold what they do not, such
+as the limits of numbers. Needs pydantic and docstring-parser (extra `dev`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ABOUT: dict[str, str] = {
     "Comparison.error_ratio": "The largest error of B over that of A, both against float64; null if not evaluated.",
     "Comparison.exit_status": "What the command line exits with: 0 certified or agreeing, 1 not proved or different.",
 }
-"""Descriptions that no docstring has."""
+"""Descriptions that the dataclasses lack."""
 
 CONTRACT = (
     " `version` is raised when a field changes its meaning or goes away; new fields may come at any time, so readers "
@@ -143,8 +143,16 @@ def _type(hint: Any) -> Any:
     return functools.reduce(operator.or_, made) if origin in (UnionType, Union) else origin[made]
 
 
+_FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): [^#\n]*?(?:  # (.*))?$", re.MULTILINE)
+
+
 def _attributes(cls: type) -> dict[str, str | None]:
-    return {each.arg_name: each.description for each in docstring_parser.parse(cls.__doc__ or "").params}
+    """What the docstring says of the fields, or the comments above and behind them."""
+    found: dict[str, str | None] = {}
+    for above, name, behind in _FIELD.findall(inspect.getsource(cls)):
+        about = " ".join([*above.replace("#", " ").split(), *behind.split()])
+        found[name] = f"{about}." if about else None
+    return found | {each.arg_name: each.description for each in docstring_parser.parse(cls.__doc__ or "").params}
 
 
 def _sentence(text: str | None) -> str:

@@ -91,8 +91,12 @@ def certify(
     plan = stated(models[1].proto, accuracy)
     held = plan.held
     if claims is not None:
+        for name, (most, domain) in claims.items():
+            if not 0.0 <= most < math.inf or (domain is not None and not 0.0 < domain < math.inf):
+                what = "a limit of at least 0 and a domain above 0, or None"
+                raise UsageError(f"the claim about {quoted(name)} is not {what}")
         paths = [view.path for view in all_views(models[0].proto)]
-        held = {(path, name): _claimed(name, *each) for name, each in claims.items() for path in paths}
+        held = {(path, name): Claimed(*each) for name, each in claims.items() for path in paths}
     found = prove(*models, claims=held, limit=limit, names=names, longest=plan.longest)
     return certification_of(original, rewritten, found, models)
 
@@ -142,12 +146,6 @@ def certification_of(
     """A certificate with digests of the files that it is about; it is not computed again."""
     a, b = models or [load_model(source, mapped=True) for source in (original, rewritten)]
     return Certification(_digest(original, a), _digest(rewritten, b), certificate)
-
-
-def _claimed(name: str, limit: float, domain: float | None) -> Claimed:
-    if not 0.0 <= limit < math.inf or (domain is not None and not 0.0 < domain < math.inf):
-        raise UsageError(f"the claim about {quoted(name)} is not a limit of at least 0 and a domain above 0, or None")
-    return Claimed(limit, domain)
 
 
 class Stated(NamedTuple):

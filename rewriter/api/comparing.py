@@ -22,7 +22,7 @@ from rewriter.options import build
 from rewriter.proof.nudge import Point
 from rewriter.proof.run import Side
 from rewriter.proof.settings import Settings, checked
-from rewriter.proof.validate import Judge, Progress, Validation
+from rewriter.proof.validate import Judge, Progress
 from rewriter.report.comparison import Comparison
 
 
@@ -89,8 +89,12 @@ def _compared(
             a, b, (), settings, run.progress, tolerance=asked.tolerance, noise=points, run=outputs,
             held=plan.held, names=names, longest=plan.longest, isolate=files,
         ).verdict()  # fmt: skip
-    undecided = (*proof.uncompared, *_empty(proof, tolerated=asked.tolerance is not None))
-    result = replace(result, proof=proof, tolerance=asked.tolerance, undecided=undecided)
+    # Outputs of which the run shows nothing, where the verdict rests on the run.
+    runs = () if asked.tolerance is not None or proof.certified else proof.providers.values()
+    empty = dict.fromkeys(each.name for ran in runs for each in ran.compared.values() if each.proves_nothing)
+    why = "rounding moves it as far as it is large"
+    texts = (f"nothing could be compared: output {name}, since {why}" for name in empty)
+    result = replace(result, proof=proof, tolerance=asked.tolerance, undecided=(*proof.uncompared, *texts))
     return replace(result, notes=(*plan.notes, *proof.notes), seconds=run.seconds())
 
 
@@ -103,11 +107,3 @@ def _activations(model: LoadedModel) -> tuple[Point, ...]:
         for block in found
         if not block.path and {block.output, block.gate} <= made
     )
-
-
-def _empty(proof: Validation, *, tolerated: bool) -> list[str]:
-    """Outputs of which the run shows nothing, where the verdict rests on the run."""
-    runs = () if tolerated or proof.certified else proof.providers.values()
-    names = dict.fromkeys(each.name for run in runs for each in run.compared.values() if each.proves_nothing)
-    why = "rounding moves it as far as it is large"
-    return [f"nothing could be compared: output {name}, since {why}" for name in names]

@@ -1,8 +1,7 @@
 """`rewrite`, from loading to the report: load, plan, apply, save, prove, rename, with the user's passes around.
 
 This is the only module that knows the whole sequence. The proof judges the saved file, which gets its final name only
-after it passed. A folder, such as optimum writes, is converted model by
-model in a copy, which gets its name when all of them passed.
+after it passed. A folder, such as optimum writes, is converted model by model in a copy, likewise.
 """
 
 from __future__ import annotations
@@ -167,45 +166,34 @@ def with_heads(plan: Plan) -> onnx.ModelProto:
 def _planned(
     run: Run, source: LoadedModel, before: Sequence[Pass], choices: Options, settings: Settings | None
 ) -> tuple[Options, Plan]:
-    """The options and the plan, made again once pre-activations are measured; without settings none are."""
+    """The options and the plan, made again once pre-activations are measured; without settings none are.
+
+    If the model does not run, its plan has no fits, and the proof will report why it does not run.
+    """
     with run.step("plan", "finding the MLP blocks"):
         model = reduce(passed, before, source.proto)
         plan = make_plan(model, choices, partial(read_tensor, source))
     if plan.undetermined and settings is not None:
         with run.step("calibrate", "measuring pre-activations"):
-            choices, notes = _calibrated(run, source, plan, choices, settings)
+            side, notes = Side.of(replace(source, proto=plan.model, path=None)), tuple[str, ...]()
+            gates = dict.fromkeys(each.gate for each in plan.undetermined if not each.path)
+            if inside := tuple(name for name in gates if name in side.main.producer):
+                try:
+                    runs = run_accepted(
+                        side, [Way("cpu", optimise=True)], settings, beside=source.path, outputs=inside,
+                        by_blocks=settings.by_blocks(source.size), progress=run.progress, what="the original",
+                    )  # fmt: skip
+                    choices = replace(choices, reached=runs.largest())
+                except ValidationError as error:
+                    notes = (f"pre-activations could not be measured: {error}",)
             plan = make_plan(model, choices, partial(read_tensor, source))
             plan = replace(plan, notes=(*plan.notes, *notes))
     return choices, plan
 
 
-def _calibrated(
-    run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings
-) -> tuple[Options, tuple[str, ...]]:
-    """The options with the largest |pre-activations| of activations to fit, which choose the domain; and notes.
-
-    If the model does not run, its plan has no fits, and the proof will report why it does not run.
-    """
-    model = replace(source, proto=plan.model, path=None)
-    side, way = Side.of(model), Way("cpu", optimise=True)
-    gates = dict.fromkeys(each.gate for each in plan.undetermined if not each.path)
-    inside = tuple(name for name in gates if name in side.main.producer)
-    if not inside:
-        return options, ()
-    try:
-        runs = run_accepted(
-            side, [way], settings, beside=source.path, outputs=inside,
-            by_blocks=settings.by_blocks(model.size), progress=run.progress, what="the original",
-        )  # fmt: skip
-    except ValidationError as error:
-        return options, (f"pre-activations could not be measured: {error}",)
-    return replace(options, reached=runs.largest()), ()
-
-
 # -- a folder ------------------------------------------------------------------------------------------------------
 
-REPORT = "attnonly-report.json"
-"""The reports of all models, in the folder that is written."""
+REPORT = "attnonly-report.json"  # the reports of all models, in the folder that is written
 
 
 def _folder(

@@ -103,8 +103,8 @@ def _converted(conversion: Conversion) -> BlockRow:
 
 
 def _left(left: Left) -> BlockRow:
-    row = BlockRow(left.name, "left", left.activation, left.first, left.second)
-    return replace(row, reason=left.miss.reason, node=left.miss.node)
+    about = (left.activation, left.first, left.second)
+    return BlockRow(left.name, "left", *about, reason=left.miss.reason, node=left.miss.node)
 
 
 def shape_of(model: onnx.ModelProto, size: int) -> Shape:

@@ -58,11 +58,9 @@ class Run:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def finish(self, report: Report) -> Report:
-        """The report with the times and the environment."""
         return replace(report, seconds=self.seconds(), environment=environment())
 
     def seconds(self) -> dict[str, float]:
-        """The times so far, by step and in total."""
         return {**self._seconds, "total": time.perf_counter() - self._start}
 
 
@@ -160,8 +158,7 @@ def described(keywords: type, *declared: type) -> Callable[[_Function], _Functio
 # -- the environment of a result ---------------------------------------------------------------------------------------
 
 _PACKAGES = ("attnonly", "onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
-_VARIANTS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
-"""Packages that replace another."""
+_VARIANTS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}  # packages that replace another
 
 _CPUINFO = Path("/proc/cpuinfo")
 

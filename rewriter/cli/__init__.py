@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -36,19 +35,8 @@ from rewriter.cli.pairs import bench, certify, diff, validate
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.text import quoted
 
-COMMANDS: dict[str, click.Command] = {
-    "inspect": inspect,
-    "certify": certify,
-    "validate": validate,
-    "diff": diff,
-    "bench": bench,
-    "doctor": doctor,
-    "heads": heads,
-    "run": run_cached,
-    "attribute": attribute,
-    "graph": graph,
-    "rank": rank,
-}
+_NAMED = (inspect, certify, validate, diff, bench, doctor, heads, attribute, graph, rank)
+COMMANDS: dict[str, click.Command] = {**{str(each.name): each for each in _NAMED}, "run": run_cached}
 """Subcommand name to command; the plain command is `convert`."""
 
 _COMPLETE = "_REWRITE_COMPLETE"
@@ -60,7 +48,7 @@ class _Terminated(KeyboardInterrupt):
     """SIGTERM, as container runtimes send it: everything is cleaned up as after Ctrl-C."""
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
+def _terminate(*_: object) -> None:
     raise _Terminated
 
 

@@ -5,7 +5,6 @@ Rare options have no flag: `--option NAME=VALUE` sets them.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Found = TypeVar("Found", bound="Result")
 
-STANDARD = Path("-")
-"""Standard output as a path on the command line."""
+STANDARD = Path("-")  # standard output as a path on the command line
 
 MODEL = {4: "the model is unreadable, malformed or unsafe"}
 MODELS = {4: "a model is unreadable, malformed or unsafe", 5: "a requested execution provider is not available"}
@@ -182,8 +180,7 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
     known = {each.name: each for kind in kinds for each in options_of(kind)}
     rare = [name for name in known if known[name].rare]
 
-    def parsed(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
-        values = {}
+    def parsed(ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> None:
         for text in texts:
             name, sign, value = text.partition("=")
             name = name.replace("-", "_")
@@ -191,18 +188,10 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
                 raise UsageError(unknown_option(name, rare))
             if name not in rare:
                 raise UsageError(f"'{name}' has its own flag: {known[name].command_line}")
-            values[name] = known[name].parsed(value if sign else None)
-        return values
+            ctx.params[name] = known[name].parsed(value if sign else None)
 
-    def decorated(command: Any) -> Any:
-        @functools.wraps(command)
-        def called(*arguments: Any, option: Mapping[str, Any], **options: Any) -> Any:
-            return command(*arguments, **options, **option)
-
-        told = f"Set a rare option (repeatable): {', '.join(rare)}."
-        return click.option("--option", metavar="NAME=VALUE", multiple=True, callback=parsed, help=told)(called)
-
-    return decorated
+    about: dict[str, Any] = {"help": f"Set a rare option (repeatable): {', '.join(rare)}.", "metavar": "NAME=VALUE"}
+    return click.option("--option", multiple=True, expose_value=False, callback=parsed, **about)
 
 
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:

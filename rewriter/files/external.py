@@ -32,7 +32,7 @@ import numpy.typing as npt
 import onnx
 
 from rewriter.errors import ModelError
-from rewriter.files.tensors import MAX_BYTES, byte_count, element_type, filled_fields
+from rewriter.files.tensors import MAX_BYTES, byte_count, element_type, filled_fields, malformed
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
@@ -73,9 +73,8 @@ def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) ->
             try:
                 got = os.preadv(handle, [data[done : done + _READ].data], ref.offset + done)
             except OSError as error:
-                raise ModelError(
-                    f"cannot read {quoted(ref.path)} for tensor {quoted(ref.tensor)}: {error.strerror}; check the disk"
-                ) from error
+                what = f"{quoted(ref.path)} for tensor {quoted(ref.tensor)}"
+                raise ModelError(f"cannot read {what}: {error.strerror}; check the disk") from error
             if not got:
                 # A file that shrinks would otherwise leave uninitialised memory at the end of the array.
                 raise ModelError(f"{quoted(ref.path)} shrank while it was read; run again when nothing writes to it")
@@ -108,28 +107,26 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> int:
             ) from error
         finally:
             os.close(parent)
-    status, fault = os.fstat(handle), None
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return handle
+    os.close(handle)
     if not stat.S_ISREG(status.st_mode):
-        fault = "is not a regular file; export the model again"
-    elif status.st_nlink > 1:
-        # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
-        fault = (
-            f"has {status.st_nlink} hard links, so it may be someone else's file; copy the model and its data to a new "
-            "directory (`cp -r`, without -l) and use the copy"
-        )
-    if fault is not None:
-        os.close(handle)
-        raise ModelError(f"{what} {fault}")
-    return handle
+        raise malformed(f"{what} is not a regular file")
+    # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
+    raise ModelError(
+        f"{what} has {status.st_nlink} hard links, so it may be someone else's file; copy the model and its data to a "
+        "new directory (`cp -r`, without -l) and use the copy"
+    )
 
 
 @contextmanager
 def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Iterator[tuple[int, ExternalRef]]:
     base, name = Path(base_dir).absolute(), quoted(tensor.name)
     if element_type(tensor).name == "STRING":
-        raise ModelError(f"string tensor {name} cannot have external data; export the model again")
+        raise malformed(f"string tensor {name} cannot have external data")
     if filled_fields(tensor) or tensor.HasField("segment"):
-        raise ModelError(f"tensor {name} has both inline and external data; export the model again")
+        raise malformed(f"tensor {name} has both inline and external data")
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if "location" not in entries or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
         raise ModelError(
@@ -150,9 +147,9 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
                 f"{size}; the data file is incomplete: download or export it again"
             )
         if length != need:
+            what = f"has {length} bytes of external data where its dimensions need {need}"
             raise ModelError(
-                f"tensor {name} has {length} bytes of external data where its dimensions need {need}; "
-                "model and data file do not belong together: export the model again"
+                f"tensor {name} {what}; model and data file do not belong together: export the model again"
             )
         path = base.joinpath(*_parts(location, ""))
         yield handle, ExternalRef(tensor.name, location, path, offset, length, file)
@@ -175,9 +172,9 @@ def _parts(location: str, tensor: str) -> list[str]:
 def _number(text: str, key: str, tensor: str) -> int:
     # int() alone accepts '+1', ' 1', '1_0' and Arabic digits, which onnxruntime parses differently.
     if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) or int(text) > MAX_BYTES:
-        raise ModelError(
+        raise malformed(
             f"tensor {quoted(tensor)} has the external data {key} {quoted(text)}, which is not a whole "
-            "number from 0 to 2**63 - 1; export the model again"
+            "number from 0 to 2**63 - 1"
         )
     return int(text)
 

@@ -10,6 +10,7 @@ import difflib
 import math
 import os
 import stat
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, through_cache
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, overridden, sort_main_graph
-from rewriter.files.tensors import byte_count, check_inline, element_type
+from rewriter.files.tensors import byte_count, check_inline, element_type, malformed
 from rewriter.graph.extract import bytes_of
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors
@@ -109,19 +110,21 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
         proto = _in_memory(source)
         check_structure(proto)
         external = collect_external(proto, None)
-        if next(iter_sparse(proto), None) is not None:
-            proto = deepcopy(proto)
-            _write_out_sparse(proto, None)
+        changes = next(iter_sparse(proto), None) is not None or any(map(overridden, proto.functions))
+        proto = deepcopy(proto) if proto is source and changes else proto
+        _write_out_sparse(proto, None)
         try:
             size = int(proto.ByteSize())
         except (EncodeError, ValueError) as error:
             raise ModelError(TOO_LARGE) from error
-        if proto is source and any(map(overridden, proto.functions)):
-            proto = deepcopy(proto)
         return LoadedModel(proto, None, None, external, size, fallbacks=_without_fallbacks(proto))
     # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
-    mapped = mapped and _may_map(path)
+    if mapped:
+        try:  # whether the rules for external data allow a model to refer to its own file
+            os.close(open_inside(path.parent, path.name, ""))
+        except ModelError:
+            mapped = False
     data = _read(path)
     proto = _parse_model(data, quoted(path), (without_weights(data, path.name) if mapped else None) or data)
     file_size = len(data)
@@ -139,11 +142,10 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
 
 def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]:
     """Remove, in place, the functions whose bodies onnxruntime never runs."""
-    functions = list(map(deepcopy, proto.functions))
-    found = tuple(filter(overridden, functions))
-    if found:
-        del proto.functions[:]
-        proto.functions.extend(function for function in functions if function not in found)
+    found = tuple(deepcopy(function) for function in proto.functions if overridden(function))
+    for place in reversed(range(len(proto.functions) if found else 0)):
+        if overridden(proto.functions[place]):
+            del proto.functions[place]
     return found
 
 
@@ -200,9 +202,8 @@ def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.Tensor
     strides = np.array([math.prod(bounds[axis + 1 :]) for axis in range(len(bounds))], np.int64)
     flat = np.empty(0, np.int64) if places is None or not known else places @ strides
     if len(np.unique(flat)) < number or not known:
-        raise ModelError(
-            f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values; "
-            "export the model again"
+        raise malformed(
+            f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values"
         )
     full = np.zeros(dims, values.dtype)
     full.reshape(-1)[flat] = values
@@ -236,15 +237,6 @@ def like(source: Source, proto: onnx.ModelProto) -> Any:
     import onnx_ir
 
     return onnx_ir.from_proto(proto)
-
-
-def _may_map(path: Path) -> bool:
-    """Whether the rules for external data allow a model to refer to its own file."""
-    try:
-        os.close(open_inside(path.parent, path.name, ""))
-    except ModelError:
-        return False
-    return True
 
 
 def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[ExternalRef, ...]:
@@ -286,7 +278,7 @@ def _values(tensor: onnx.TensorProto, base_dir: Path | None) -> np.ndarray:
     try:
         return onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError, OverflowError) as error:  # such as a string that is not valid UTF-8
-        raise ModelError(f"tensor {name} holds values outside its element type; export the model again") from error
+        raise malformed(f"tensor {name} holds values outside its element type") from error
 
 
 def self_contained(source: LoadedModel) -> onnx.ModelProto:
@@ -340,10 +332,9 @@ def _read(path: Path) -> bytes:
 
 
 def _suggestion(path: Path) -> str:
-    try:
+    names = list[str]()
+    with suppress(OSError):
         names = [each.name for each in path.parent.iterdir() if each.suffix == ".onnx"]
-    except OSError:
-        names = []
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
     return f"did you mean {quoted(path.parent / near[0])}?" if near else "check the path (a link may point to nothing)"
 

@@ -60,7 +60,6 @@ class StagedModel:
 
     @property
     def committed(self) -> bool:
-        """Whether the staged file was renamed to OUT."""
         # The file system decides, not a flag: an interrupt between the rename and setting a flag would make the
         # clean-up delete the data files of a committed output.
         return self._renaming and not os.path.lexists(self.path)
@@ -96,8 +95,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
 
     def clean_up() -> None:
         for path in () if staged is not None and staged.committed else made:
-            # A failure to clean up must not hide the error that led here.
-            with suppress(OSError):
+            with suppress(OSError):  # which must not hide the error that led here
                 path.unlink(missing_ok=True)
 
     with ExitStack() as stack:
@@ -110,8 +108,14 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
         own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
         references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
         locations: dict[str, str] = {}
-        if references and source.base_dir is not None and not _is_same_file(out.parent.stat(), source.base_dir):
-            locations = _place_data(references, source.base_dir, out, made)
+        if references and source.base_dir is not None and not _is_same_file(out.parent, source.base_dir):
+            for ref in references:
+                if ref.location not in locations:
+                    descriptor = open_inside(source.base_dir, ref.location, ref.tensor)
+                    with open(descriptor, "rb") as data:  # noqa: PTH123 - not a path
+                        locations[ref.location] = _place(data, out, made).name
+            with os_errors("sync", out.parent):
+                sync_directory(out.parent)
         length, pieces = _serialise(proto, locations, own, source)
         with os_errors("write", out):
             with os.fdopen(handle, "wb", closefd=False) as file:
@@ -128,42 +132,31 @@ def check_output(out: Path, *, source: LoadedModel, force: bool) -> None:
     """Check that `out` may be written, without writing anything. Raises UsageError for the first broken rule."""
     with os_errors("write", out):
         check_directory(out.parent)
-        _check_not_source(out, source)
-        _check_existing(out, force=force)
-
-
-def _check_not_source(out: Path, source: LoadedModel) -> None:
-    try:
+        try:
+            mode, fault = out.lstat().st_mode, None
+        except FileNotFoundError:
+            return
         # Compared by inode and through links: a link, a hard link or another spelling of the path is the same file.
-        target = out.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if source.path and _is_same_file(target, source.path):
-        raise UsageError(f"{quoted(out)} is the input itself, which is never overwritten; choose another output")
-    for path in {ref.path for ref in source.external}:
-        if _is_same_file(target, path):
+        if source.path and _is_same_file(out, source.path):
+            raise UsageError(f"{quoted(out)} is the input itself, which is never overwritten; choose another output")
+        if any(_is_same_file(out, path) for path in {ref.path for ref in source.external}):
             raise UsageError(f"{quoted(out)} holds the weights of the input; choose another output")
+        if stat.S_ISLNK(mode):
+            fault = "is a symbolic link; remove it, or choose the file that it points to"
+        elif stat.S_ISDIR(mode):
+            fault = "is a directory; choose a file name in it, such as model.onnx"
+        elif not stat.S_ISREG(mode):
+            fault = "is not a regular file; choose another output"
+        elif not force:
+            fault = "exists; pass --force to replace it, or choose another output"
+        if fault is not None:
+            raise UsageError(f"{quoted(out)} {fault}")
 
 
-def _is_same_file(target: os.stat_result, path: Path) -> bool:
-    try:
-        return os.path.samestat(target, path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _check_existing(out: Path, *, force: bool) -> None:
-    if not os.path.lexists(out):
-        return
-    mode = out.lstat().st_mode
-    if stat.S_ISLNK(mode):
-        raise UsageError(f"{quoted(out)} is a symbolic link; remove it, or choose the file that it points to")
-    if stat.S_ISDIR(mode):
-        raise UsageError(f"{quoted(out)} is a directory; choose a file name in it, such as model.onnx")
-    if not stat.S_ISREG(mode):
-        raise UsageError(f"{quoted(out)} is not a regular file; choose another output")
-    if not force:
-        raise UsageError(f"{quoted(out)} exists; pass --force to replace it, or choose another output")
+def _is_same_file(one: Path, other: Path) -> bool:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return one.samefile(other)
+    return False
 
 
 def _serialise(
@@ -187,19 +180,8 @@ def _serialise(
     return size, pieces
 
 
-def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
-    """Copy the files of `references` beside `out`: old location to new; `made` gets their paths, before they exist."""
-    moved: dict[str, str] = {}
-    for ref in references:
-        if ref.location not in moved:
-            with open(open_inside(base_dir, ref.location, ref.tensor), "rb") as data:  # noqa: PTH123 - a descriptor
-                moved[ref.location] = _place(data, out, made).name
-    with os_errors("sync", out.parent):
-        sync_directory(out.parent)
-    return moved
-
-
 def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
+    """A copy of a data file beside `out`, or the one that is there; `made` gets the path of a new one beforehand."""
     # The name becomes a location, which may not hold backslashes, drives or bytes that are not UTF-8.
     prefix = re.sub(r"[^\w.+ -]", "_", out.stem) + "-"
     with os_errors("write", out):

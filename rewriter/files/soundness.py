@@ -26,7 +26,7 @@ from typing import Any
 import onnx
 
 from rewriter.errors import ModelError
-from rewriter.files.tensors import check_inline, count_elements
+from rewriter.files.tensors import check_inline, count_elements, malformed
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
@@ -39,14 +39,13 @@ _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _EMPTY_TENSOR = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
 _SPARSE = onnx.SparseTensorProto(values=_EMPTY_TENSOR, indices=_INDICES, dims=[1])
-_PLACEHOLDERS = {
-    "t": onnx.AttributeProto(t=_EMPTY_TENSOR),
-    "tensors": onnx.AttributeProto(tensors=[_EMPTY_TENSOR]),
-    "sparse_tensor": onnx.AttributeProto(sparse_tensor=_SPARSE),
-    "sparse_tensors": onnx.AttributeProto(),
-    "tp": onnx.AttributeProto(tp=_TYPE),
-    "type_protos": onnx.AttributeProto(),
-    "doc_string": onnx.AttributeProto(),
+_PLACEHOLDERS: dict[str, Any] = {
+    "t": _EMPTY_TENSOR,
+    "tensors": [_EMPTY_TENSOR],
+    "sparse_tensor": _SPARSE,
+    "tp": _TYPE,
+    **dict.fromkeys(("sparse_tensors", "type_protos"), ()),
+    "doc_string": "",
 }
 """Placeholder in outlines for values that may be large or not UTF-8; tensors are checked here."""
 
@@ -72,16 +71,19 @@ def check_structure(model: onnx.ModelProto) -> None:
         raise ModelError("the model has no outputs, so there is nothing to compare; export it with its outputs")
     odd = next((text for text in _texts(model) if not isinstance(text, str)), None)
     if odd is not None:
-        raise ModelError(f"the name {quoted(odd)} is not UTF-8; export the model again")
+        raise malformed(f"the name {quoted(odd)} is not UTF-8")
     _check_functions(model)
     opset = opsets(model.opset_import).get("", 0)
-    _check_references(model.graph)
+    for node in iter_nodes(model.graph.node):
+        if name := next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None):
+            raise ModelError(
+                f"{_title(node)} refers with {quoted(name)} to an attribute of a function, but is in none; export the "
+                "model again"
+            )
     _check_graph(model.graph, "the graph", opset)
     for function in model.functions:
-        body = onnx.GraphProto(node=function.node)
-        for names, values in ((function.input, body.input), (function.output, body.output)):
-            for name in names:
-                values.add(name=name)
+        named = ([onnx.ValueInfoProto(name=name) for name in names] for names in (function.input, function.output))
+        body = onnx.GraphProto(node=function.node, input=next(named), output=next(named))
         _check_graph(body, f"local function {quoted(function.name)}", opsets(function.opset_import).get("", opset))
 
 
@@ -102,16 +104,13 @@ def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
 
 def _check_opsets(model: onnx.ModelProto) -> None:
     if not model.opset_import:
-        raise ModelError("the model names no operator set (opset_import is empty); export the model again")
-    seen: set[str] = set()
-    of_functions = [(each, False) for function in model.functions for each in function.opset_import]
-    for opset, own in [*((each, True) for each in model.opset_import), *of_functions]:
-        domain = "" if opset.domain in ONNX_DOMAINS else opset.domain
-        if not isinstance(domain, str) or (own and domain in seen) or not 0 < opset.version < 2**31:
-            raise ModelError(
-                f"the operator set of domain {quoted(domain)} is named twice or has no version; export the model again"
-            )
-        seen.add(domain)
+        raise malformed("the model names no operator set (opset_import is empty)")
+    functions = [each for function in model.functions for each in function.opset_import]
+    domains = ["" if each.domain in ONNX_DOMAINS else each.domain for each in (*model.opset_import, *functions)]
+    for place, (opset, domain) in enumerate(zip((*model.opset_import, *functions), domains, strict=True)):
+        twice = place < len(model.opset_import) and domain in domains[:place]
+        if twice or not isinstance(domain, str) or not 0 < opset.version < 2**31:
+            raise malformed(f"the operator set of domain {quoted(domain)} is named twice or has no version")
 
 
 def sort_main_graph(model: onnx.ModelProto) -> bool:
@@ -130,21 +129,9 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
         order = list(TopologicalSorter(sources).static_order())
     except CycleError as error:
         looping = _title(nodes[error.args[1][0]])
-        raise ModelError(
-            f"the graph has a cycle through {looping}, so it has no meaning; export the model again"
-        ) from error
+        raise malformed(f"the graph has a cycle through {looping}, so it has no meaning") from error
     set_nodes(model.graph, [nodes[index] for index in order])
     return True
-
-
-def _check_references(graph: onnx.GraphProto) -> None:
-    for node in iter_nodes(graph.node):
-        name = next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None)
-        if name is not None:
-            raise ModelError(
-                f"{_title(node)} refers with {quoted(name)} to an attribute of a function, but is in none; export the "
-                "model again"
-            )
 
 
 def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
@@ -155,18 +142,19 @@ def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
         checker.check_graph(_outline(graph, opset), context)
     except onnx.checker.ValidationError as error:
         reason = one_line(str(error).replace("==> Context: Bad node spec for node.", "in")).rstrip(".")
-        raise ModelError(f"{what} breaks a rule of ONNX (opset {opset}): {reason}; export the model again") from error
+        raise malformed(f"{what} breaks a rule of ONNX (opset {opset}): {reason}") from error
 
 
 def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
     """The graph for onnx's checker: small, and without operators that it does not know well."""
-    made = onnx.GraphProto(name="graph", node=[_outlined(node, opset) for node in graph.node])
-    for values, names in ((graph.input, made.input), (graph.output, made.output)):
-        for value in values:
-            names.add(name=value.name, type=_TYPE)
-    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        made.initializer.add(name=tensor.name, data_type=onnx.TensorProto.FLOAT, dims=[0])
-    return made
+    weights = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    return onnx.GraphProto(
+        name="graph",
+        node=[_outlined(node, opset) for node in graph.node],
+        input=[onnx.ValueInfoProto(name=value.name, type=_TYPE) for value in graph.input],
+        output=[onnx.ValueInfoProto(name=value.name, type=_TYPE) for value in graph.output],
+        initializer=[onnx.TensorProto(name=tensor.name, data_type=1, dims=[0]) for tensor in weights],
+    )
 
 
 def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
@@ -181,21 +169,15 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     if not node.output:
         del made.output[:]
     for attribute in node.attribute:
-        bare = made.attribute.add()
-        for field, value in attribute.ListFields():
-            if field.name in _PLACEHOLDERS:
-                bare.MergeFrom(_PLACEHOLDERS[field.name])
-            elif field.name == "g":
-                bare.g.CopyFrom(_outline(value, opset))
-            elif field.name == "graphs":
-                bare.graphs.extend(_outline(graph, opset) for graph in value)
-            elif isinstance(value, (int, float, str, bytes)):
-                setattr(bare, field.name, value)
-            else:
-                getattr(bare, field.name).MergeFrom(value)
-        if bare.ref_attr_name and not bare.type and bare.name in schema.attributes:
+        given = {field.name: _PLACEHOLDERS.get(field.name, value) for field, value in attribute.ListFields()}
+        if "g" in given:
+            given["g"] = _outline(attribute.g, opset)
+        if "graphs" in given:
+            given["graphs"] = [_outline(graph, opset) for graph in attribute.graphs]
+        if attribute.ref_attr_name and not attribute.type and attribute.name in schema.attributes:
             # Attributes that a function passes on need not state their type: onnx.parser does not write it.
-            bare.type = int(schema.attributes[bare.name].type)
+            given["type"] = int(schema.attributes[attribute.name].type)
+        made.attribute.add(**given)
     return made
 
 
@@ -212,7 +194,7 @@ def _schema(node: onnx.NodeProto, opset: int) -> Any:
     if least is not None and (len(node.input) < least or not any(node.output[:1])):
         few = f"has {counted(len(node.input), 'input')} and needs at least {least}"
         fault = few if len(node.input) < least else "has no output"
-        raise ModelError(f"{_title(node)} {fault}; export the model again")
+        raise malformed(f"{_title(node)} {fault}")
     return None
 
 
@@ -223,7 +205,6 @@ def overridden(function: onnx.FunctionProto) -> bool:
 
 @cache
 def _operators() -> Mapping[tuple[str, str], int]:
-    """The operators of onnxruntime, with their minimum number of inputs."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
     return {(schema.domain, schema.name): schema.min_input for schema in get_all_operator_schema()}
@@ -238,9 +219,9 @@ def _check_functions(model: onnx.ModelProto) -> None:
     for function in model.functions:
         key = ("" if function.domain in ONNX_DOMAINS else function.domain, function.name, function.overload)
         if not function.name:
-            raise ModelError(f"a local function has the unusable name {quoted(function.name)}; export the model again")
+            raise malformed(f"a local function has the unusable name {quoted(function.name)}")
         if key in functions:
-            raise ModelError(f"local function {quoted(function.name)} is defined twice; export the model again")
+            raise malformed(f"local function {quoted(function.name)} is defined twice")
         if not key[0] and not overridden(function):
             raise ModelError(
                 f"local function {quoted(function.name)} is in the domain of ONNX, where onnxruntime finds no function;"
@@ -252,9 +233,8 @@ def _check_functions(model: onnx.ModelProto) -> None:
     try:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError as error:
-        raise ModelError(
-            f"local function {quoted(error.args[1][0][1])} calls itself, directly or through others, which "
-            "ONNX forbids; export the model again"
+        raise malformed(
+            f"local function {quoted(error.args[1][0][1])} calls itself, directly or through others, which ONNX forbids"
         ) from error
     for key in order:
         deep[key] = 1 + max((deep[callee] for callee in calls[key]), default=0)

@@ -14,6 +14,11 @@ MAX_BYTES = 2**63 - 1
 MAX_RANK = 64  # of a NumPy array
 
 
+def malformed(fault: str) -> ModelError:
+    """The error for what only the exporter can mend."""
+    return ModelError(f"{fault}; export the model again")
+
+
 @dataclass(frozen=True)
 class ElementType:
     """One ONNX element type: its width in bits, and the typed field that holds values that are not raw."""
@@ -42,9 +47,7 @@ def element_type(tensor: onnx.TensorProto) -> ElementType:
     """The element type of a tensor. Raises ModelError if it is undefined or unknown."""
     found = ELEMENT_TYPES.get(tensor.data_type)
     if found is None:
-        raise ModelError(
-            f"tensor {quoted(tensor.name)} has the unknown element type {tensor.data_type}; export the model again"
-        )
+        raise malformed(f"tensor {quoted(tensor.name)} has the unknown element type {tensor.data_type}")
     return found
 
 
@@ -55,11 +58,10 @@ def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
         count *= dim
         nonzero *= dim or 1
         if dim < 0:
-            raise ModelError(f"tensor {quoted(name)} has the negative dimension {dim}; export the model again")
+            raise malformed(f"tensor {quoted(name)} has the negative dimension {dim}")
         if nonzero * max(bits, 8) > MAX_BYTES * 8 or rank > MAX_RANK:
-            raise ModelError(
-                f"tensor {quoted(name)} has dimensions too large to exist (2**63 bytes or over {MAX_RANK} "
-                "axes); export the model again"
+            raise malformed(
+                f"tensor {quoted(name)} has dimensions too large to exist (2**63 bytes or over {MAX_RANK} axes)"
             )
     return count
 
@@ -83,12 +85,12 @@ def check_inline(tensor: onnx.TensorProto) -> None:
     element, name = element_type(tensor), quoted(tensor.name)
     count = count_elements(tensor.dims, tensor.name, element.bits)
     if tensor.HasField("segment"):
-        raise ModelError(f"tensor {name} is stored in segments, which no runtime reads; export the model again")
+        raise malformed(f"tensor {name} is stored in segments, which no runtime reads")
     filled, text = filled_fields(tensor), element.name == "STRING"
     if filled not in ([], [element.field], [] if text else ["raw_data"]):
-        raise ModelError(
+        raise malformed(
             f"tensor {name} ({element.name}) holds values in {', '.join(filled)} where {element.field}"
-            f"{'' if text else ' or raw_data'} belongs; export the model again"
+            f"{'' if text else ' or raw_data'} belongs"
         )
     have, need = len(getattr(tensor, element.field)), (count * element.eighths + 7) // 8
     if "raw_data" in filled:

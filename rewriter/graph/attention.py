@@ -35,9 +35,7 @@ ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
         "sink",
     ),
     ("", "Attention"): ("query", "key", "value", "bias", "past_key", "past_value", "count"),
-    (MICROSOFT, "MultiHeadAttention"): (
-        *("query", "key", "value", "offset", "seen", "bias", "past_key", "past_value"),
-    ),
+    (MICROSOFT, "MultiHeadAttention"): ("query", "key", "value", "offset", "seen", "bias", "past_key", "past_value"),
     (MICROSOFT, "Attention"): ("data", "weight", "offset", "seen", "past", "bias"),
 }
 """Attention operators, with names for their operands; a node with further operands is not expanded."""
@@ -102,11 +100,6 @@ def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which GroupQueryAttention's norms of queries and keys precede it: the CPU kernel lacks them."""
-    return with_parts(model, _norms_apart)
-
-
 def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     norms, sides = node.input[14:16], list(node.input[:3])
     if key_of(node) != (MICROSOFT, "GroupQueryAttention") or not any(norms):
@@ -117,8 +110,7 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     counts = [integer_of(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
     if not any(sides[1:]):
         packed = written.put("Reshape", sides[0], written.constant([0, 0, sum(counts), -1]))
-        ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
-        sides = [written.part(packed, 2, *each) for each in pairwise(ends)]
+        sides = [written.part(packed, 2, *each) for each in pairwise([0, *accumulate(counts)])]
     for place, scale in enumerate(norms):
         rows = written.put("Reshape", sides[place], written.constant([0, 0, counts[place], -1]))
         epsilon = written.number(f"{'qk'[place]}_norm_epsilon", written.number("qk_norm_epsilon", 1e-6))
@@ -127,6 +119,11 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     bare.input[:] = [*sides, *node.input[3:14], "", "", *node.input[16:]]
     bare.output[0] = node.output[0]
     return [*written.nodes, bare]
+
+
+def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which GroupQueryAttention's norms of queries and keys precede it: the CPU kernel lacks them."""
+    return with_parts(model, _norms_apart)
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
@@ -167,9 +164,9 @@ class _Expansion(Writer):
     def given(self) -> dict[str, str]:
         """Its operands by name. Raises LostError for an operand that the definition lacks."""
         names = ATTENTION[key_of(self.node)]
-        if any(self.node.input[len(names) :]):
-            place = next(place for place, name in enumerate(self.node.input) if name and place >= len(names))
-            raise self.lost(f"its operand number {place} is not understood")
+        for place, name in enumerate(self.node.input):
+            if name and place >= len(names):
+                raise self.lost(f"its operand number {place} is not understood")
         return {key: name for key, name in zip(names, self.node.input, strict=False) if name}
 
     def of(self, tensor: str) -> TensorType:
@@ -199,10 +196,10 @@ class _Expansion(Writer):
 
     @cached_property
     def kind(self) -> int:
-        for each in (self.node.input[0], self.node.output[0]):
-            if kind := self.of(each).elem_type:
-                return kind
-        raise self.lost("the type of its operands is not known")
+        kind = self.of(self.node.input[0]).elem_type or self.of(self.node.output[0]).elem_type
+        if not kind:
+            raise self.lost("the type of its operands is not known")
+        return kind
 
     def float(self, number: float) -> str:
         return self.constant(number, self.kind)
@@ -275,15 +272,11 @@ class _Expansion(Writer):
         return self.put("Concat", past, new, axis=2) if past else new
 
     def turned(self, tensor: str, heads: int, positions: str) -> str:
-        given = self.given
-        return self.put(
-            "RotaryEmbedding",
-            *(tensor, given.get("positions", positions), given["cos"], given["sin"]),
-            domain=MICROSOFT,
-            num_heads=heads,
-            rotary_embedding_dim=2 * self.width(given.get("cos", ""), -1),
-            interleaved=integer_of(self.node, "rotary_interleaved", 0),
-        )
+        given, interleaved = self.given, integer_of(self.node, "rotary_interleaved", 0)
+        operands = (tensor, given.get("positions", positions), given["cos"], given["sin"])
+        width = 2 * self.width(given["cos"], -1)
+        how: dict[str, Any] = {"num_heads": heads, "rotary_embedding_dim": width, "interleaved": interleaved}
+        return self.put("RotaryEmbedding", *operands, domain=MICROSOFT, **how)
 
     def grouped(self) -> None:
         given = self.given
@@ -295,8 +288,8 @@ class _Expansion(Writer):
         if "key" in given:
             query, key, value = (self.by_head(given[each], heads if each == "query" else groups) for each in _SIDES)
         else:
-            packed, ends = self.by_head(given["query"], heads + 2 * groups), (heads, heads + groups, heads + 2 * groups)
-            query, key, value = (self.part(packed, 1, *each) for each in zip((0, *ends), ends, strict=False))
+            packed, ends = self.by_head(given["query"], heads + 2 * groups), [0, *accumulate((heads, groups, groups))]
+            query, key, value = (self.part(packed, 1, *each) for each in pairwise(ends))
         past, count = given.get("past_key", ""), self.size(query, 2)
         total = self.axis(self.put("Cast", given["seqlens_k"], to=TensorProto.INT64), 1)
         total = self.put("Add", total, self.constant(1))
@@ -316,9 +309,8 @@ class _Expansion(Writer):
             filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_UNSEEN_POSITION))
             key_positions = self.put("Concat", filled, positions, axis=1)
             # New entries follow the cached ones; a sliding cache evicts the oldest.
-            held, tokens = (
-                self.put("Reshape", self.part(each, 0, 0, 1), self.constant([-1])) for each in (held, total)
-            )
+            first = self.constant([-1])
+            held, tokens = (self.put("Reshape", self.part(each, 0, 0, 1), first) for each in (held, total))
             all_held = self.put("Add", held, count)
             gone = self.put("Sub", all_held, self.resident(tokens, capacity)) if windows else self.constant([0])
             length = capacity if windows else self.put("Max", capacity, longest)
@@ -329,8 +321,7 @@ class _Expansion(Writer):
             presents = [self.put("Gather", each, index, axis=2) for each in presents]
         positions, key_positions = self.axis(positions, 1, 3), self.axis(key_positions, 1, 2)
         seen = self.put("Not", self.put("Greater", key_positions, positions))
-        window = integer_of(self.node, "local_window_size", -1)
-        if window >= 0:
+        if (window := integer_of(self.node, "local_window_size", -1)) >= 0:
             outside = self.put("Sub", positions, self.constant(window))
             seen = self.put("And", seen, self.put("Greater", key_positions, outside))
         sink, smooth = given.get("sink", ""), integer_of(self.node, "smooth_softmax", 0)
@@ -358,10 +349,8 @@ class _Expansion(Writer):
         sides, counts = [given[name] for name in _SIDES], list[int]()
         for place, name in enumerate(_SIDES):
             joined = self.rank(given[name]) != _RANK_BY_HEAD
-            stated = integer_of(
-                self.node, "num_heads" if self.node.domain else f"{'kv' if place else 'q'}_num_heads", 0
-            )
-            counts.append(stated if joined else self.width(given[name], 1))
+            attribute = "num_heads" if self.node.domain else f"{'kv' if place else 'q'}_num_heads"
+            counts.append(integer_of(self.node, attribute, 0) if joined else self.width(given[name], 1))
             sides[place] = self.by_head(given[name], counts[-1]) if joined else given[name]
         pasts = [given.get(name, "") for name in ("past_key", "past_value")]
         made, *presents = self.masked(sides, counts[0] // max(counts[1], 1), pasts)
@@ -370,8 +359,7 @@ class _Expansion(Writer):
     def packed(self) -> None:
         """Attention of onnxruntime: one matrix computes queries, keys and values."""
         given, heads, past = self.given, integer_of(self.node, "num_heads", 0), self.given.get("past", "")
-        unlike = ("do_rotary", "past_present_share_buffer")
-        if any(integer_of(self.node, name, 0) for name in unlike):
+        if any(integer_of(self.node, name, 0) for name in ("do_rotary", "past_present_share_buffer")):
             raise self.lost("it rotates queries, or its cache is over-allocated")
         sizes = integers_of(self.node, "qkv_hidden_sizes") or [self.width(given["weight"], 1) // 3] * 3
         made = self.put("MatMul", given["data"], given["weight"])
@@ -398,11 +386,10 @@ class _Expansion(Writer):
             rank = self.rank(kept)
             if rank not in _MISSING_MASK_AXES:
                 raise self.lost("its mask has an axis of heads")
-            if rank == 1:
-                ends = self.put("Reshape", self.put("Cast", kept, to=TensorProto.INT64), self.size(query, 0))
-                kept = self.put("Less", self.places(self.size(keys, 2)), self.axis(ends, *_MISSING_MASK_AXES[1]))
-            else:
-                kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_MISSING_MASK_AXES[rank])
+            kept = self.put("Cast", kept, to=TensorProto.INT64 if rank == 1 else TensorProto.BOOL)
+            kept = self.put("Reshape", kept, self.size(query, 0)) if rank == 1 else kept
+            kept = self.axis(kept, *_MISSING_MASK_AXES[rank])
+            kept = self.put("Less", self.places(self.size(keys, 2)), kept) if rank == 1 else kept
             mask = self.put("Where", kept, self.float(0.0), filler)
             bias = self.put("Add", mask, bias) if bias else mask
         count = self.axis(self.given["count"], 1, 2, 3) if "count" in self.given else ""  # of a cache's keys

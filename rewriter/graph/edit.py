@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx
 import onnx.inliner
+from onnx.helper import make_node, make_opsetid
 
 from rewriter.graph.types import forget_types
 from rewriter.graph.view import GraphView, graph_at, key_of, opsets
@@ -25,19 +26,14 @@ so new constants become Constant nodes."""
 
 @dataclass(frozen=True)
 class Replacement:
-    """New nodes, in topological order, that produce `output` in place of a region.
-
-    Attributes:
-        further: replacements elsewhere in the same graph that must be applied together with this one.
-        exposed: new tensors that become outputs, if the graph is the main one.
-    """
+    """New nodes, in topological order, that produce `output` in place of a region."""
 
     output: str
     nodes: tuple[onnx.NodeProto, ...]
     initializers: tuple[onnx.TensorProto, ...]
     functions: tuple[onnx.FunctionProto, ...] = ()
-    further: tuple[Replacement, ...] = ()
-    exposed: tuple[onnx.ValueInfoProto, ...] = ()
+    further: tuple[Replacement, ...] = ()  # elsewhere in the same graph, to be applied together with this one
+    exposed: tuple[onnx.ValueInfoProto, ...] = ()  # new tensors that become outputs, if the graph is the main one
 
 
 def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Replacement]) -> None:
@@ -57,7 +53,8 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
             merged.append(node)
             continue
         if model.ir_version < LOOSE_INITIALIZERS:
-            merged.extend(_constant_node(tensor) for tensor in places[index].initializers)
+            for tensor in places[index].initializers:
+                merged += [make_node("Constant", [], [tensor.name], f"{tensor.name}/constant", value=tensor)]
         merged.extend(places[index].nodes)
     set_nodes(graph, merged)
     drop_dead(graph, unread, kept={name for part in replacements for node in part.nodes for name in node.output})
@@ -66,11 +63,11 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
             graph.initializer.extend(replacement.initializers)
     if not view.path:
         graph.output.extend(value for replacement in replacements for value in replacement.exposed)
-    _add_functions(model, [function for replacement in replacements for function in replacement.functions])
-
-
-def _constant_node(tensor: onnx.TensorProto) -> onnx.NodeProto:
-    return onnx.helper.make_node("Constant", [], [tensor.name], f"{tensor.name}/constant", value=tensor)
+    functions = {(each.domain, each.name): each for replacement in replacements for each in replacement.functions}
+    present = {(each.domain, each.name) for each in model.functions}
+    model.functions.extend(function for key, function in functions.items() if key not in present)
+    missing = {domain for domain, _ in functions} - {entry.domain for entry in model.opset_import}
+    model.opset_import.extend(make_opsetid(domain, 1) for domain in sorted(missing))
 
 
 def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
@@ -111,26 +108,11 @@ def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[st
     forget_types(graph, {value.name for value in graph.value_info} - made)
 
 
-def _add_functions(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
-    present = {(function.domain, function.name) for function in model.functions}
-    for function in functions:
-        if (function.domain, function.name) not in present:
-            model.functions.append(function)
-            present.add((function.domain, function.name))
-    domains = {function.domain for function in functions}
-    imported = {entry.domain for entry in model.opset_import}
-    model.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in sorted(domains - imported))
-
-
 # -- local functions, inlined as the runtime does -------------------------------------------------------------------
 
 
-Name = tuple[str, str]
-"""Domain and name of a function."""
-
-
-def inlined(model: onnx.ModelProto, only: Collection[Name] | None = None) -> onnx.ModelProto:
-    """A copy of the model without its local functions, or without those in `only`.
+def inlined(model: onnx.ModelProto, only: Collection[tuple[str, str]] | None = None) -> onnx.ModelProto:
+    """A copy of the model without its local functions, or without those in `only`, by domain and name.
 
     Functions that import another operator set stay, and all of them if a call passes an attribute on that may be absent
     while the function that is called has a default for it: onnx cannot inline that. Raises RuntimeError where that

@@ -19,17 +19,11 @@ from rewriter.graph.walk import reads
 
 @dataclass(frozen=True)
 class Cut:
-    """The nodes of a part, and its interface.
+    """The nodes of a part, and its interface."""
 
-    Attributes:
-        inputs: the tensors that the caller starts from, then other operands that do not depend on them, such as a
-            shape computed elsewhere.
-        nodes: indices of its nodes, in graph order.
-    """
-
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # the caller's, then operands that do not depend on them, such as a shape from elsewhere
     outputs: tuple[str, ...]
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...]  # indices, in graph order
 
 
 def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
@@ -46,13 +40,8 @@ def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
             depends.update(() if constant else view.nodes[index].output)
     # `above` also contains constants that only feed nodes outside the part, such as a mask computed elsewhere.
     kept = [inside[place] for place in needed([view.nodes[index] for index in inside], outputs)]
-    further = {
-        name: None
-        for index in kept
-        for name in reads(view.nodes[index])
-        if name not in depends and name not in view.constants
-    }
-    return Cut((*inputs, *further), tuple(outputs), tuple(kept))
+    further = (name for name in _read(view, kept) if name not in depends and name not in view.constants)
+    return Cut((*inputs, *dict.fromkeys(further)), tuple(outputs), tuple(kept))
 
 
 def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> Cut:
@@ -77,13 +66,10 @@ def extract(
 
     `elem_type` is declared for inputs of unknown type; 0 declares none.
     """
-    result = onnx.ModelProto(ir_version=model.ir_version)
-    result.opset_import.extend(model.opset_import)
-    result.functions.extend(model.functions)
+    result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = result.graph
     graph.name = "part"
-    for index in part.nodes:
-        graph.node.append(view.nodes[index])
+    graph.node.extend(view.nodes[index] for index in part.nodes)
     needed = {name for node in graph.node for name in reads(node)} | set(part.outputs)
     graph.initializer.extend(view.initializers[name] for name in sorted(needed) if name in view.initializers)
     graph.input.extend(_value(view, name, elem_type) for name in part.inputs if name in needed)
@@ -162,17 +148,6 @@ def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]
     # A graph may have constants as its only outputs; and a wanted constant must be computed by some part, so the first.
     groups = groups or [[]]
     groups[0][:0] = makers(ends)
-    return _cuts(view, [sorted({*group, *makers(_read(view, group))}) for group in groups], groups, ends)
-
-
-def _read(view: GraphView, nodes: Iterable[int]) -> list[str]:
-    return [name for index in nodes for name in reads(view.nodes[index])]
-
-
-def _cuts(
-    view: GraphView, insides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], ends: Sequence[str]
-) -> tuple[Cut, ...]:
-    """The parts: `groups` are their nodes, `insides` the same with the makers of the constants that they read."""
     made = {name: number for number, group in enumerate(groups) for index in group for name in view.nodes[index].output}
     last = {name: number for number, group in enumerate(groups) for name in _read(view, group)}
     # A part outputs the tensors that a later part or the caller needs; all others never leave onnxruntime.
@@ -182,8 +157,13 @@ def _cuts(
             crossing[number].append(name)
     # An initializer that is also an output has no producer.
     crossing[0] += [name for name in ends if name not in made]
-    # A part without outputs is dead.
+    # A part without outputs is dead; the others compute the constants that they read.
+    insides = [sorted({*group, *makers(_read(view, group))}) for group in groups]
     return tuple(_closed(view, *each) for each in zip(insides, crossing, strict=True) if each[1])
+
+
+def _read(view: GraphView, nodes: Iterable[int]) -> list[str]:
+    return [name for index in nodes for name in reads(view.nodes[index])]
 
 
 def bytes_of(tensor: onnx.TensorProto) -> int:

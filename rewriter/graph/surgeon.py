@@ -16,8 +16,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
-Tensor = gs.Tensor
-"""A tensor of a fragment: one of the model, a new one, or a constant."""
+Tensor = gs.Tensor  # a tensor of a fragment: one of the model, a new one, or a constant
 
 Constant = gs.Constant
 Variable = gs.Variable
@@ -66,7 +65,6 @@ class Fragment:
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def nodes(self, metadata: Mapping[str, str]) -> list[onnx.NodeProto]:
-        """The nodes in the order in which they were added, each with `metadata`."""
         protos = [OnnxExporter.export_node(node) for node in self._nodes]
         for proto in protos:
             for key, value in metadata.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -22,8 +23,7 @@ FLOATS = frozenset(
 )
 """The element types of floating-point numbers that models compute in."""
 
-Dim = int | str | None
-"""One dimension: a number, the name of a symbolic dimension, or None where nothing is known."""
+Dim = int | str | None  # one dimension: a number, the name of a symbolic dimension, or None where nothing is known
 
 _TERM = re.compile(r"\s*(?:(\d{1,9})\s*\*\s*)?([A-Za-z_][\w.]*)|\s*(\d{1,9})")
 
@@ -33,8 +33,8 @@ def terms_of(dim: str) -> Mapping[str, int]:
 
     Exporters write multiples and sums of names. Other text is one name; so is `batch-size`: a minus has blanks.
     """
-    signs, terms = ["+", *re.findall(r"\+|\s-\s", dim)], dict[str, int]()
-    for sign, part in zip(signs, re.split(r"\+|\s-\s", dim), strict=True):
+    parts, terms = ["+", *re.split(r"(\+|\s-\s)", dim)], dict[str, int]()
+    for sign, part in zip(parts[::2], parts[1::2], strict=True):
         found = _TERM.fullmatch(part.rstrip())
         if found is None:
             return {dim: 1}
@@ -71,8 +71,7 @@ class TensorType:
 TensorType.UNKNOWN = TensorType(0, None)
 
 
-_PACKED = ("MatMulNBits", "MatMulBnb4")
-"""Products with a packed matrix [K, N], whose type is that of its scales."""
+_PACKED = ("MatMulNBits", "MatMulBnb4")  # products with a packed matrix [K, N], whose type is that of its scales
 
 _MAX_OPERANDS, _MAX_OUTPUTS = 24, 4
 """More operands than any operator of the table below has, and the maximum number of outputs."""
@@ -172,8 +171,7 @@ def _in_onnx_terms(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodePro
     if node.domain not in ("com.microsoft", _BLOCKED) or not node.input or len(node.output) != 1:
         return node
     if node.domain == _BLOCKED and (node.domain, node.op_type) not in _SIMILAR:
-        plain = onnx.NodeProto()  # Conv and pooling, as onnx has them
-        plain.CopyFrom(node)
+        plain = deepcopy(node)  # Conv and pooling, as onnx has them
         plain.ClearField("domain")
         return plain
     sizes = {attribute.name: attribute.i for attribute in node.attribute}
@@ -219,18 +217,16 @@ def skeleton_of(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Fields are copied one by one, never the whole model, so a model of gigabytes costs kilobytes.
     """
-    skeleton = onnx.ModelProto()
-    skeleton.ir_version = model.ir_version
-    skeleton.opset_import.extend(model.opset_import)
-    skeleton.functions.extend(model.functions)
-    graph = skeleton.graph
-    graph.name = "skeleton"  # the name of the model need not be UTF-8
-    graph.node.extend(_without_large_constants(node) for node in model.graph.node)
-    graph.input.extend(model.graph.input)
-    graph.output.extend(model.graph.output)
-    graph.value_info.extend(model.graph.value_info)
-    graph.initializer.extend(_stub(tensor) for tensor in model.graph.initializer)
-    return skeleton
+    of = model.graph
+    graph = onnx.GraphProto(
+        name="skeleton",  # the name of the model need not be UTF-8
+        node=map(_without_large_constants, of.node),
+        initializer=map(_stub, of.initializer),
+        **{field: getattr(of, field) for field in ("input", "output", "value_info")},
+    )
+    return onnx.ModelProto(
+        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions, graph=graph
+    )
 
 
 def _stub(tensor: onnx.TensorProto, *, bare: bool = False) -> onnx.TensorProto:

@@ -13,8 +13,7 @@ import onnx
 
 from rewriter.errors import ModelError
 
-MAX_DEPTH = 30
-"""Maximum nesting of subgraphs. Protobuf itself stops at 100 nested messages, three per subgraph."""
+MAX_DEPTH = 30  # maximum nesting of subgraphs. Protobuf itself stops at 100 nested messages, three per subgraph
 
 Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
 
@@ -41,10 +40,9 @@ def iter_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 def own_names(graph: onnx.GraphProto) -> set[str]:
     """The tensors that a graph defines itself; they hide outer tensors of the same names."""
-    names = {entry.name for entry in (*graph.input, *graph.initializer)}
-    names.update(tensor.values.name for tensor in graph.sparse_initializer)
-    names.update(name for node in graph.node for name in node.output)
-    return names - {""}
+    sparse = (each.values for each in graph.sparse_initializer)
+    names = {entry.name for entry in (*graph.input, *graph.initializer, *sparse)}
+    return names.union(*(node.output for node in graph.node)) - {""}
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
@@ -54,8 +52,7 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
     """
     found = set[str]()
     for _, graph in subgraphs(node):
-        read = {value.name for value in graph.output}.union(*map(reads, graph.node))
-        found |= read - own_names(graph)
+        found |= {value.name for value in graph.output}.union(*map(reads, graph.node)) - own_names(graph)
     return found
 
 
@@ -118,10 +115,8 @@ def _descend(roots: Iterable[Thing]) -> Iterator[Thing]:
             stack.pop()
             continue
         yield thing
-        if isinstance(thing, onnx.NodeProto):
-            stack.append((iter(thing.attribute), depth))
-        elif isinstance(thing, onnx.GraphProto):
-            stack.append((iter(thing.node), depth))
+        if not isinstance(thing, onnx.AttributeProto):
+            stack.append((iter(thing.attribute if isinstance(thing, onnx.NodeProto) else thing.node), depth))
         elif inner := _graphs(thing):
             if depth >= MAX_DEPTH:
                 raise ModelError(

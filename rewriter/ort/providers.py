@@ -40,7 +40,6 @@ class Provider:
 
     @property
     def text(self) -> str:
-        """Name and options as the user wrote them."""
         return self.name + ":" * bool(self.given) + ",".join(f"{key}={value}" for key, value in self.given)
 
     @property
@@ -133,7 +132,6 @@ def load_onnxruntime() -> Any:
 
 @functools.cache
 def _obstacle(provider: Provider) -> str | None:
-    """Why a session does not start on `provider`."""
     if provider.name == "cpu":
         return None
     ort = load_onnxruntime()
@@ -142,31 +140,22 @@ def _obstacle(provider: Provider) -> str | None:
             f"this onnxruntime has no {provider.kernel_set}; install it with "
             f"'pip uninstall onnxruntime' and 'pip install {provider.package}'"
         )
-    with contextlib.redirect_stdout(io.StringIO()), _quiet_stderr():
-        reason = _start(ort, provider)
-    if reason is None:
-        return None
-    return f"{provider.package} is installed but does not start ({reason}); it needs {provider.needs}"
-
-
-def _start(ort: Any, provider: Provider) -> str | None:
-    if hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # finds the CUDA libraries of pip packages
-    options = ort.SessionOptions()
+    options, text = ort.SessionOptions(), '<ir_version: 8, opset_import: ["": 17]> g'
     options.log_severity_level = 4
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }'
-    )
-    try:
-        session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=provider.onnxruntime, enable_fallback=0
-        )
-        if provider.kernel_set not in session.get_providers():
-            return "onnxruntime fell back to the CPU"
-        session.run(None, {"x": np.ones((2, 2), np.float32)})
-    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no base class
-        return one_line(error, 160)
-    return None
+    model = onnx.parser.parse_model(f"{text} (float[2, 2] x) => (float[2, 2] y) {{ y = MatMul(x, x) }}")
+    with contextlib.redirect_stdout(io.StringIO()), _quiet_stderr():
+        if hasattr(ort, "preload_dlls"):
+            ort.preload_dlls()  # finds the CUDA libraries of pip packages
+        how: dict[str, Any] = {"providers": provider.onnxruntime, "enable_fallback": 0}
+        try:
+            session = ort.InferenceSession(model.SerializeToString(), options, **how)
+            if provider.kernel_set in session.get_providers():
+                session.run(None, {"x": np.ones((2, 2), np.float32)})
+                return None
+            reason = "onnxruntime fell back to the CPU"
+        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no base class
+            reason = one_line(error, 160)
+    return f"{provider.package} is installed but does not start ({reason}); it needs {provider.needs}"
 
 
 @contextlib.contextmanager

@@ -57,7 +57,11 @@ class Session:
         another run: outputs go to filled memory of their shapes, so that entries that are never written can be
         detected; onnxruntime refuses that for undeclared shapes.
         """
-        wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
+        wanted, options = list(self.outputs if outputs is None else outputs), load_onnxruntime().RunOptions()
+        options.log_severity_level = 4
+        if self._shrinks:
+            # Otherwise a session keeps the memory of its largest run, and the float64 evaluation has a dozen sessions.
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
             kinds = [self._types.get(name, "") for name in (*feeds, *wanted)]
             # An OrtValue cannot be built from a list, and a missing one crashes Python.
@@ -68,7 +72,8 @@ class Session:
                 results = self._session.run(wanted, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
-            told = _index_error(str(error), feeds) or f"onnxruntime could not run the model: {_message_of(error)}"
+            plainly = one_line(_PLACE.sub("", _STATUS.sub(r"\1 '\2': ", str(error))))
+            told = _index_error(str(error), feeds) or f"onnxruntime could not run the model: {plainly}"
             raise ValidationError(told) from error
         return {name: _plain(result, self._types[name]) for name, result in zip(wanted, results, strict=True)}
 
@@ -87,10 +92,6 @@ def _plain(value: Any, kind: str) -> Any:
 _STATUS = re.compile(r"^.*?while running (\w+) node\. Name:'(.*?)' Status Message: ", re.DOTALL)
 _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ .*? was false\. (?=\S)", re.DOTALL)
 _BOUNDS = re.compile(r"Name:'(.*?)'.*idx=(-?\d+) must be within the inclusive range \[-(\d+),", re.DOTALL)
-
-
-def _message_of(error: Exception) -> str:
-    return one_line(_PLACE.sub("", _STATUS.sub(r"\1 '\2': ", str(error))))
 
 
 def _index_error(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
@@ -196,15 +197,6 @@ def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
     )
 
 
-def _run_options(*, shrinks: bool) -> Any:
-    options = load_onnxruntime().RunOptions()
-    options.log_severity_level = 4
-    if shrinks:
-        # Otherwise every session keeps the memory of its largest run, and the float64 evaluation has a dozen sessions.
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return options
-
-
 def _run_bound(
     session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], over: Mapping[str, Any], options: Any
 ) -> list[Any]:
@@ -212,18 +204,15 @@ def _run_bound(
     binding = session.io_binding()
     # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
     held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # 0-D stays 0-D
-    shapes = {value.name: value.shape for value in session.get_outputs()}
-    arrays = {name: over[name] for name in wanted if isinstance(over.get(name), np.ndarray)}
-    places = {
-        name: _filled(array)
-        for name, array in arrays.items()
-        if array.dtype.kind not in "OUS" and (not shapes[name] or fits(array.shape, shapes[name]))
-    }
     for name, array in held.items():
         binding.bind_ortvalue_input(name, _value_of(array))
+    shapes, places = {value.name: value.shape for value in session.get_outputs()}, list[NDArray[Any]]()
     for name in wanted:
-        if name in places:
-            binding.bind_ortvalue_output(name, _value_of(places[name]))
+        like, shape = over.get(name), shapes.get(name)
+        numbers = isinstance(like, np.ndarray) and like.dtype.kind not in "OUS"
+        if like is not None and numbers and (not shape or fits(like.shape, shape)):
+            places.append(_filled(like))
+            binding.bind_ortvalue_output(name, _value_of(places[-1]))
         else:
             binding.bind_output(name)
     session.run_with_iobinding(binding, options)

@@ -15,13 +15,10 @@ from rewriter.report.sections import proved, skipped
 from rewriter.report.tables import Table, columns, operator_table, region_table, rule_table, texts
 from rewriter.text import clean, first_of, shortened
 
-_MAX_ROWS = 12
-"""Rows of a table, unless all are to be shown."""
-_MAX_LENGTH = 60
-"""Characters of an entry of a file."""
+_MAX_ROWS = 12  # rows of a table, unless all are to be shown
+_MAX_LENGTH = 60  # characters of an entry of a file
 _PLAIN = re.compile(r"[^A-Za-z0-9\s.,:;()+=/'^%-]")
-Parts = Iterator[tuple[str | Table, str]]
-"""Tables and lines, each with a style."""
+Parts = Iterator[tuple[str | Table, str]]  # tables and lines, each with a style
 
 
 def compared(found: Comparison, *, verbose: bool = False) -> Parts:

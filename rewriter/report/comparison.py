@@ -22,16 +22,11 @@ _MAX_BYTES, _MAX_SHOWN = 2**28, 80  # of a certificate; characters of a value of
 
 @dataclass(frozen=True)
 class FileDigest:
-    """One of the two models.
+    """One of the two models."""
 
-    Attributes:
-        path: as given.
-        sha256: of the model file.
-        files: the data files that it refers to, by location.
-    """
-
-    path: str
-    sha256: str
+    path: str  # as given
+    sha256: str  # of the model file
+    # the data files that it refers to, by location
     files: Mapping[str, Path] = field(default_factory=dict, metadata={"json": ""})
     also: ClassVar = ("data",)
 
@@ -63,18 +58,12 @@ def verdict_of(certificate: Certificate) -> Verdict:
 
 @dataclass(frozen=True, repr=False)
 class Certification(Result):
-    """What was proved about two models.
+    """What was proved about two models."""
 
-    Attributes:
-        original: the specification.
-        rewritten: the model that was judged.
-        certificate: the proof.
-        wrong: how a certificate that was read differs from this one; None if none was.
-    """
-
-    original: FileDigest
-    rewritten: FileDigest
-    certificate: Certificate
+    original: FileDigest  # the specification
+    rewritten: FileDigest  # the model that was judged
+    certificate: Certificate  # the proof
+    # how a certificate that was read differs from this one; None if none was
     wrong: tuple[str, ...] | None = field(default=None, metadata={"json": ""})
     also = ("verdict",)
 
@@ -109,18 +98,12 @@ class Certification(Result):
 
 @dataclass(frozen=True)
 class Level:
-    """What onnxruntime makes of a model at one level of optimisation.
+    """What onnxruntime makes of a model at one level of optimisation."""
 
-    Attributes:
-        level: basic, extended or all.
-        nodes: their number in the file that it writes.
-        certificate: what was proved about that file.
-        guilty: optimisers without any one of which it is certified; empty where it is, or none alone is at fault.
-    """
-
-    level: str
-    nodes: int
-    certificate: Certificate
+    level: str  # basic, extended or all
+    nodes: int  # their number in the file that it writes
+    certificate: Certificate  # what was proved about that file
+    # optimisers without any one of which it is certified; empty where it is, or none alone is at fault
     guilty: tuple[str, ...]
     also: ClassVar = ("verdict",)
 
@@ -132,19 +115,12 @@ class Level:
 
 @dataclass(frozen=True, repr=False)
 class RuntimeCertification(Result):
-    """What was proved about the files that onnxruntime makes of a model.
+    """What was proved about the files that onnxruntime makes of a model."""
 
-    Attributes:
-        model: the specification.
-        onnxruntime: its version.
-        nodes: their number in the model.
-        levels: by level of optimisation.
-    """
-
-    model: FileDigest
-    onnxruntime: str
-    nodes: int
-    levels: tuple[Level, ...]
+    model: FileDigest  # the specification
+    onnxruntime: str  # its version
+    nodes: int  # their number in the model
+    levels: tuple[Level, ...]  # by level of optimisation
 
     exit_status = by_problems
 
@@ -199,28 +175,20 @@ class Comparison(Result):
 
     `graph` is there after `diff`, `validation` unless the signatures differ; otherwise reading them raises. `files` and
     `proof` hold the same, or None.
-
-    Attributes:
-        a: path of A, the original.
-        b: path of B.
-        signature: the differences in inputs and outputs; if there are any, nothing else was compared.
-        files: the differences between the files; None if they were not asked for.
-        proof: the certificate and the runs.
-        tolerance: atol and rtol that took the place of the rule; then errors are in an output's units.
-        undecided: outputs of which neither proof nor run shows anything.
-        notes: remarks.
-        seconds: time by step.
     """
 
-    a: str
-    b: str
+    a: str  # path of A, the original
+    b: str  # path of B
+    # the differences in inputs and outputs; if there are any, nothing else was compared
     signature: tuple[str, ...] = ()
+    # the differences between the files; None if they were not asked for
     files: GraphDifference | None = field(default=None, metadata={"json": "graph"})
-    proof: Validation | None = field(default=None, metadata={"json": "validation"})
+    proof: Validation | None = field(default=None, metadata={"json": "validation"})  # the certificate and the runs
+    # atol and rtol that took the place of the rule; then errors are in an output's units
     tolerance: tuple[float, float] | None = None
-    undecided: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    undecided: tuple[str, ...] = ()  # outputs of which neither proof nor run shows anything
+    notes: tuple[str, ...] = ()  # remarks
+    seconds: Mapping[str, float] = field(default_factory=dict)  # time by step
     also = ("failures", "error_ratio", "verdict", "exit_status")
 
     @property

@@ -1,7 +1,7 @@
 """The report of a rewriting, as data: what planning, rewriting, saving and proving found.
 
 `report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is generated from the
-dataclasses, docstrings included: `python -m tools.schemas`.
+dataclasses, docstrings and comments included: `python -m tools.schemas`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class Result(ABC):
     """A result with the exit status that the command line would have; true if all is well."""
 
     exit_status: ExitStatus
-    also: ClassVar[tuple[str, ...]] = ()
-    """Properties that the JSON has beside the fields."""
+    also: ClassVar[tuple[str, ...]] = ()  # properties that the JSON has beside the fields
 
     @property
     @abstractmethod
@@ -83,61 +82,39 @@ by_problems: Any = property(lambda result: ExitStatus(bool(result.problems)))
 
 @dataclass(frozen=True)
 class BlockRow:
-    """One candidate block.
+    """One candidate block."""
 
-    Attributes:
-        name: unique in the model; the module path where the exporter recorded it.
-        status: converted to attention heads, or left unchanged.
-        activation: what the block's activation was recognised as; empty when unknown.
-        first: linear operators that produce the pre-activation, as OPERATOR INxOUT.
-        second: linear operators that read the activation's output.
-        program: name of the head program.
-        exact: whether the program equals the activation in exact arithmetic.
-        heads: attention heads in the block, or in each of its experts; None where the weights' shapes do not say.
-        bias_tokens: number of bias tokens that a head attends to.
-        experts: number of experts, each with so many heads; None for a block without experts.
-        type: element type of the block, such as float32.
-        max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
-            the type in which the heads compute; the certificate of `validation` proves it.
-        measured: whether `max_error` was measured on a dense grid instead, as for programs fitted to this model.
-        domain: largest |pre-activation| for which that holds; None if unlimited.
-        reason: why it was left.
-        node: the node to which the reason refers.
-        part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
-    """
-
-    name: str
-    status: Literal["converted", "left"]
-    activation: str = ""
-    first: str = ""
-    second: str = ""
-    program: str | None = None
-    exact: bool | None = None
+    name: str  # unique in the model; the module path where the exporter recorded it
+    status: Literal["converted", "left"]  # converted to attention heads, or left unchanged
+    activation: str = ""  # what the block's activation was recognised as; empty when unknown
+    first: str = ""  # linear operators that produce the pre-activation, as OPERATOR INxOUT
+    second: str = ""  # linear operators that read the activation's output
+    program: str | None = None  # name of the head program
+    exact: bool | None = None  # whether the program equals the activation in exact arithmetic
+    # attention heads in the block, or in each of its experts; None where the weights' shapes do not say
     heads: int | None = None
-    bias_tokens: int | None = None
-    experts: int | None = None
-    type: str = ""
+    bias_tokens: int | None = None  # number of bias tokens that a head attends to
+    experts: int | None = None  # number of experts, each with so many heads; None for a block without experts
+    type: str = ""  # element type of the block, such as float32
+    # the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to the type in
+    # which the heads compute; the certificate of `validation` proves it
     max_error: float | None = None
+    # whether `max_error` was measured on a dense grid instead, as for programs fitted to this model
     measured: bool | None = None
-    domain: float | None = None
-    reason: str | None = None
-    node: str | None = None
+    domain: float | None = None  # largest |pre-activation| for which that holds; None if unlimited
+    reason: str | None = None  # why it was left
+    node: str | None = None  # the node to which the reason refers
+    # the block that this one is a part of, such as the clip of the value of its gate; otherwise empty
     part_of: str = ""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a model.
+    """The size of a model."""
 
-    Attributes:
-        operators: number of nodes by operator, in the main graph and in bodies of control flow.
-        nodes: nodes in the main graph and in bodies of control flow.
-        bytes: size on disk with external data; 0 for a model in memory that was not saved.
-    """
-
-    operators: Mapping[str, int]
-    nodes: int
-    bytes: int
+    operators: Mapping[str, int]  # number of nodes by operator, in the main graph and in bodies of control flow
+    nodes: int  # nodes in the main graph and in bodies of control flow
+    bytes: int  # size on disk with external data; 0 for a model in memory that was not saved
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,37 +123,25 @@ class Report(Result):
 
     `validation`, `after` and `rewritten` are there if it is true and no dry run, `validation` only if it was proved;
     otherwise reading them raises. `proof`, `made` and `in_memory` hold the same, or None.
-
-    Attributes:
-        model: the model's path, or `<memory>`.
-        output: path of the file written; empty if none was.
-        files: all files written: `output`, and files with its weights.
-        form: the form in which heads became nodes.
-        blocks: all candidates, the converted first.
-        before: size of the original.
-        made: size of the rewritten model; None if none was made.
-        proof: the proof; None if it was not asked for or nothing was converted.
-        seconds: time by step: load, plan, apply, save, validate, total.
-        notes: remarks on the model as a whole.
-        exit_status: the exit status of the command line.
-        options: the options of the rewriting, as keywords of `rewriter.rewrite`.
-        environment: versions, processor, operating system and execution providers, without host names and paths.
-        in_memory: the rewritten model where no output path was given; `rewritten` reads it from `output` otherwise.
     """
 
-    model: str
-    output: str
-    form: str
-    blocks: tuple[BlockRow, ...]
-    before: Shape
-    made: Shape | None = field(metadata={"json": "after"})
+    model: str  # the model's path, or `<memory>`
+    output: str  # path of the file written; empty if none was
+    form: str  # the form in which heads became nodes
+    blocks: tuple[BlockRow, ...]  # all candidates, the converted first
+    before: Shape  # size of the original
+    made: Shape | None = field(metadata={"json": "after"})  # size of the rewritten model; None if none was made
+    # the proof; None if it was not asked for or nothing was converted
     proof: Validation | None = field(metadata={"json": "validation"})
-    seconds: Mapping[str, float]
-    notes: tuple[str, ...]
-    exit_status: ExitStatus
+    seconds: Mapping[str, float]  # time by step: load, plan, apply, save, validate, total
+    notes: tuple[str, ...]  # remarks on the model as a whole
+    exit_status: ExitStatus  # the exit status of the command line
+    # versions, processor, operating system and execution providers, without host names and paths
     environment: Mapping[str, str] = field(default_factory=dict)
+    # the options of the rewriting, as keywords of `rewriter.rewrite`
     options: Mapping[str, Any] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # all files written: `output`, and files with its weights
+    # the rewritten model where no output path was given; `rewritten` reads it from `output` otherwise
     in_memory: onnx.ModelProto | None = field(default=None, compare=False, metadata={"json": ""})
 
     @property

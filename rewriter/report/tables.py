@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import isfinite
 from typing import Literal
 
@@ -112,12 +113,8 @@ def _group(fixed: Sequence[str], numbers: Sequence[tuple[int, ...]]) -> list[str
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    consecutive = groupby(enumerate(numbers), lambda placed: placed[1] - placed[0])
+    runs = [[number for _, number in run] for _, run in consecutive]
     return ",".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from rewriter.proof.validate import Progress as Callback
 from rewriter.report.report import FolderReport, Report, Result
 from rewriter.report.sections import sections, summary, warnings
-from rewriter.report.tables import Cell, Kind, Table, written
+from rewriter.report.tables import Cell, Table, texts
 from rewriter.text import clean, counted, shortened
 
 _PIPE_WIDTH, _NARROW = 140, 80
@@ -28,7 +28,6 @@ _MAX_LINE_LENGTH = 600  # also of a line of a cell
 _SHOWN_FAILURES = 5
 _COLOURS = {"good": "green", "bad": "red"}
 _SECONDS_BETWEEN_LINES = 10.0  # a call that takes less prints none
-Clock = Callable[[], float]
 
 
 class Console:
@@ -43,7 +42,6 @@ class Console:
 
     @property
     def width(self) -> int:
-        """In characters."""
         return self._out.width if self._out.is_terminal else _NARROW
 
     def part(self, part: str | Sequence[str] | Table) -> None:
@@ -89,15 +87,11 @@ def drawn(table: Table) -> rich.table.Table:
         longest = max(map(len, column.name.split()), default=0)
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         made.add_column(column.name, justify=justify, overflow="fold", min_width=longest)
-    for row in table.rows:
-        made.add_row(*(_cell(value, column.kind) for value, column in zip(row, table.columns, strict=True)))
+    for row, words in zip(table.rows, texts(table), strict=True):
+        styles = (each.style if isinstance(each, Cell) else "" for each in row)
+        cells = ((text.split("\n"), _COLOURS.get(style, style)) for text, style in zip(words, styles, strict=True))
+        made.add_row(*(Text("\n").join(plain(line, style) for line in lines) for lines, style in cells))
     return made
-
-
-def _cell(value: Cell | str | float | None, kind: Kind) -> Text:
-    cell = value if isinstance(value, Cell) else Cell(value)
-    lines = (cell.text or written(cell.value, kind)).split("\n")
-    return Text("\n").join(plain(line, _COLOURS.get(cell.style, cell.style)) for line in lines)
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -106,10 +100,18 @@ def plain(text: str, style: str = "") -> Text:
 
 
 @contextmanager
-def shown(console: rich.console.Console, clock: Clock = time.monotonic) -> Iterator[Callback]:
+def shown(console: rich.console.Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Callback]:
     """Show progress on `console` while the block runs."""
     if not console.is_terminal:
-        yield _lines(console, clock)
+        last = clock()
+
+        def print_line(what: str, done: int, total: int) -> None:
+            nonlocal last
+            if clock() - last >= _SECONDS_BETWEEN_LINES:
+                last = clock()
+                console.print(plain(f"{done / max(total, 1):.0%}, {what}"), soft_wrap=True)
+
+        yield print_line
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -122,18 +124,6 @@ def shown(console: rich.console.Console, clock: Clock = time.monotonic) -> Itera
             bar.update(task, description=clean(what), completed=done, total=total)
 
         yield show
-
-
-def _lines(console: rich.console.Console, clock: Clock) -> Callback:
-    last = clock()
-
-    def show(what: str, done: int, total: int) -> None:
-        nonlocal last
-        if clock() - last >= _SECONDS_BETWEEN_LINES:
-            last = clock()
-            console.print(plain(f"{done / max(total, 1):.0%}, {what}"), soft_wrap=True)
-
-    return show
 
 
 _STYLES = {"PASSED": "bold green", "FAILED": "bold red", "PLANNED": ""}
