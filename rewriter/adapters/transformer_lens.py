@@ -37,16 +37,9 @@ _MAX_DISTANCE = 1e-3  # of an MLP from its heads, relative; programs and float32
 def with_mlp_heads(bridge: Any, model: Source) -> Any:
     """Replace every MLP of a TransformerLens model by the heads of an ONNX file of the same model.
 
-    The logits stay, up to rounding and the certified errors of the head programs. Nothing is changed if an MLP cannot
-    be replaced.
-
-    Args:
-        bridge: a `transformer_lens.TransformerBridge` with unprocessed weights, which is returned.
-        model: path of the ONNX file, original or rewritten, or a model in memory.
-
-    Raises:
-        UsageError: the file has no heads for an MLP of the model, or they do not compute what that MLP does.
-        ModelError: the file is unreadable, malformed or unsafe.
+    The `transformer_lens.TransformerBridge`, with unprocessed weights, is returned. The logits stay, up to rounding and
+    the certified errors of the head programs. Raises ModelError, or UsageError if the file has no heads for an MLP of
+    the model, or they do not compute what that MLP does; then nothing is changed.
     """
     if not hasattr(bridge, "blocks") or not hasattr(bridge, "clear_hook_registry"):
         raise UsageError(f"a TransformerBridge of TransformerLens 4 is needed, not a {type(bridge).__name__}")

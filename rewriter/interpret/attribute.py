@@ -67,12 +67,8 @@ def attribute(
 ) -> Attribution:
     """Attribute a logit, evaluated in float64, to heads, neurons, tokens and biases.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`. Of a batch the first sequence counts.
-        logit: which entry of the first output's last axis.
-        minus: attribute the difference from this entry instead.
-        position: the token.
+    The logit is an entry of the first output's last axis, less the entry `minus`, at the token `position`. Inputs are
+    arrays by input name, an npz file with one case, or a `Text`; of a batch the first sequence counts.
 
     Raises:
         UsageError: an index is out of range, or the output does not read the residual stream through a normalisation.
@@ -105,15 +101,12 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A sublayer that is affine in its input. Members are heads, or neurons, for which K is 1.
-
-    Weights are read lazily: in float64 those of all layers may not fit into memory.
-    """
+    """A sublayer that is affine in its input. Members are heads, or neurons, for which K is 1."""
 
     norm: FrozenNorm | None  # before its values; None if they are of another sequence
     written: Array  # [T, members, K], before the output projection
     bias: Array  # b_O, [D]
-    weight: Callable[[], Array]  # reads W_O, [members * K, D]
+    weight: Callable[[], Array]  # reads W_O, [members * K, D]: all weights in float64 may not fit into memory
     after: FrozenNorm | None = field(default=None, kw_only=True)  # the normalisation of the sublayer's output
 
     def at_written(self, gradient: Array) -> Array:
@@ -278,9 +271,7 @@ class Linear:
     position: int
 
 
-_PARTS: Mapping[type, tuple[str, ...]] = {Attention: ("pattern", "v", "z"), NeuronHeads: ("pre", "pre_linear")}
-"""The hooks from which a step is built."""
-
+_PARTS = {Attention: ("pattern", "v", "z"), NeuronHeads: ("pre", "pre_linear")}  # hooks from which a step is built
 _COUNTED = (".hook_q", ".hook_v", ".hook_pre")  # hooks by which sequences are counted
 
 
@@ -360,7 +351,7 @@ class FrozenRun:
         return np.asarray(made if self.chain.token is not None else made[position])
 
     def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:
-        """The frozen network up to one entry, or the difference of two; keeps `further` tensors. Raises UsageError."""
+        """The frozen network up to an entry, or a difference of two; keeps `further` tensors. Raises UsageError."""
         chain = self.chain
         self.start(len(chain.stages), (self._output, chain.logits, chain.norm.output, *further))
         shape = self.values[self._output].shape

@@ -24,7 +24,7 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
-from rewriter.interpret.index import HeadIndex, count_of
+from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.text import InputsOrText, token_ids
 from rewriter.interpret.why import ScoreTerms, Why, as_why, scores_of
@@ -164,7 +164,7 @@ def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) ->
         start = 0
         for each in sorted(sublayers, key=lambda one: not isinstance(one.sublayer, NeuronHeads)):
             starts[each.name] = (str(number), start)
-            start += count_of(each)
+            start += each.sublayer.count
         own = [name for name in left if any(name.startswith(f"{each.name}.") for each in sublayers)]
         starts.update({name: (str(number), place) for place, name in enumerate(own, start)})
     last = len(index.layers)
@@ -297,10 +297,8 @@ def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep
 
 # -- edges ---------------------------------------------------------------------------------------------------------
 
-
+# Of nodes at one token: places [K], their activations' gradients at the stream [K, D], constants' contributions [K].
 Read = tuple[Array, Array, Mapping[str, Array]]
-"""The inputs of nodes at one token: their places [K], the gradients of their activations at the stream [K, D], and the
-contribution of each constant [K]."""
 
 
 class _Edges:
@@ -420,10 +418,9 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
         yield members.nodes, step.norm.back_at(token, rows), parts
 
 
-# -- influence, pruning and scores, as circuit-tracer defines them -------------------------------------------------
-#
-# Ameisen et al., "Circuit Tracing", 2025. Rows of the adjacency matrix are targets; their absolute values divided by
-# their sums are A, and a node's influence is its entry of w (A + A^2 + ...), w being 1 at the logit.
+# -- influence, pruning and scores, as circuit-tracer defines them (Ameisen et al., "Circuit Tracing", 2025) --------
+# Rows of the adjacency matrix are targets; their absolute values divided by their sums are A, and a node's influence is
+# its entry of w (A + A^2 + ...), w being 1 at the logit.
 
 
 def influence(weights: Array, start: Array) -> Array:
@@ -441,10 +438,9 @@ def normalised(adjacency: Array, missing: Array | float = 0.0) -> Array:
 
 
 def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float]:
-    """The share of the logit that a graph explains, with an error node for the part `missing` [N] of nodes' in-edges.
+    """(replacement, the share of influence on the logit that begins at tokens; completeness, the present in-edges').
 
-    Returns (replacement, the share of influence on the logit that begins at tokens; completeness, the present share of
-    in-edges, averaged with influence as weight), each from 0 to 1.
+    Error nodes have the part `missing` [N] of nodes' in-edges; shares of in-edges are averaged by influence.
     """
     start = np.asarray(kinds == "logit", dtype=float)
     found = influence(normalised(adjacency, missing), start)
@@ -456,10 +452,9 @@ def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float
 
 
 def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold: float) -> tuple[Array, Array, Array]:
-    """The nodes with the most influence that have `node_threshold` of it, then edges among them likewise.
+    """The nodes [N] with the most influence, `node_threshold` of it, tokens and the logit, and edges [N, N] likewise.
 
-    Tokens and the logit stay. Returns (nodes [N] and edges [N, N] that are left, the share of all influence [N] of
-    nodes with at least each one's influence).
+    Third is the share of all influence [N] of nodes with at least each one's influence.
     """
     start = np.asarray(kinds == "logit", dtype=float)
     kept, sources = np.isin(kinds, ["embedding", "logit"]), np.isin(kinds, ["embedding", "bias"])

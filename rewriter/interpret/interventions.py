@@ -36,14 +36,10 @@ Places = Sequence[tuple[str, Array]]  # changed tensors, with the replaced entri
 
 
 def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrText | None = None) -> Any:
-    """The model without the outputs of some heads.
+    """The model without the outputs of some heads, by names or globs; for a path it is an onnx.ModelProto.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory, such as a result of this function.
-            The result is of the same kind; for a path it is an onnx.ModelProto.
-        names: names or globs of heads.
-        how: `zero`; or `mean`, over all tokens of all `inputs`.
-        inputs: an npz file, arrays by input name, or a list of those; not for `zero`.
+    Outputs are set to `zero`, or to their `mean` over all tokens of all `inputs`: an npz file, arrays by input name, or
+    a list of those.
 
     Raises:
         UsageError: no head matches, `inputs` is missing or does not fit, or the model has 2 GiB or more.
@@ -73,10 +69,9 @@ def patch(model: Source, names: Names, inputs: InputsOrText) -> Any:
 
 
 def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
-    """The model in which some original heads have the patterns that they have on `inputs`; the rest is as in `patch`.
+    """The model in which original heads have the patterns that they have on `inputs`; the rest is as in `patch`.
 
-    Raises:
-        UsageError: also where a name is that of a neuron.
+    The name of a neuron is a UsageError.
     """
     index, proto = _opened(model)
     places = []

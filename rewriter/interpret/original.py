@@ -165,8 +165,18 @@ class Attention:
     product: str
 
     @property
+    def data(self) -> str:
+        return self.query.operator.data
+
+    @property
+    def result(self) -> str:
+        return self.output.output
+
+    @property
     def heads(self) -> int:
         return len(self.query.columns)
+
+    count = heads  # as `NeuronHeads.count`
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:

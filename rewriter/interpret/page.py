@@ -21,7 +21,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import tokens_as_text
 from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution_of, by_head
-from rewriter.interpret.index import HeadIndex, count_of, heads
+from rewriter.interpret.index import HeadIndex, heads
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
@@ -100,7 +100,7 @@ def head_pictures(
             {
                 "name": each.name,
                 "kind": "neurons" if isinstance(each.sublayer, NeuronHeads) else "heads",
-                "count": count_of(each),
+                "count": each.sublayer.count,
                 "shown": len(chosen[each.name]),
             }
             for each in index.sublayers
@@ -237,7 +237,7 @@ def _notes(
         yield f"Shown are tokens {window.start} to {window.stop - 1} of {tokens}."
     for neurons, kind in ((True, "neurons"), (False, "original heads")):
         own = [each for each in index.sublayers if isinstance(each.sublayer, NeuronHeads) is neurons]
-        shown, every = sum(len(chosen[each.name]) for each in own), sum(count_of(each) for each in own)
+        shown, every = sum(len(chosen[each.name]) for each in own), sum(each.sublayer.count for each in own)
         if shown < every:
             measure = "attribution to the logit" if attributed else "activation on these tokens"
             yield f"Shown are {shown:,} of {every:,} {kind}, those with the largest {measure}."

@@ -1,8 +1,7 @@
 """`run_with_cache`: run a model on given inputs and record the tensors of its heads.
 
-Names are those of TransformerLens' hooks; docs/heads.md has all of them, with their shapes.
-
-Tensors inside the model become outputs of a run without graph optimisation, so that the arithmetic is that of the file.
+Names are those of TransformerLens' hooks; docs/heads.md has all of them, with their shapes. Tensors inside the model
+become outputs of a run without graph optimisation, so that the arithmetic is that of the file.
 """
 
 from __future__ import annotations
@@ -57,14 +56,10 @@ class Hook:
 def run_with_cache(
     model: Source | HeadIndex, inputs: InputsOrText, *, names: str | Sequence[str] = "*", program: str = "fewest"
 ) -> Cached:
-    """Run a model and record the tensors of its heads.
+    """Run a model, or the result of `heads`, and record the tensors of its heads.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`.
-        inputs: an npz file, arrays by input name, a list of those, or a `Text`; the names or numbers of several cases
-            become prefixes, as in `case/hook`.
-        names: globs of the hooks to record.
-        program: as for `heads`.
+    Inputs are an npz file, arrays by input name, a list of those, or a `Text`; the names or numbers of several cases
+    become prefixes, as in `case/hook`. `names` are globs of the hooks to record, `program` is as for `heads`.
 
     Raises:
         UsageError: no hook matches, or the inputs do not fit the model.
@@ -125,7 +120,9 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
     for layer, sublayers in index.layers.items():
         z = next((each.sublayer.z for each in sublayers if isinstance(each.sublayer, Attention)), "")
         own = [(each, added[each.name]) for each in sublayers if each.name in added]
-        found.update({name: _stream(index, tensor, z) for name, tensor in _streams(layer, own)})
+        for name, tensor in _streams(layer, own):
+            make = partial(lambda values, tensor, z: _by_sequence(values[tensor], values.get(z)), tensor=tensor, z=z)
+            found[name] = Hook((tensor, *_sequences(index, tensor, z)), make)
         for each in sublayers:
             if isinstance(each.sublayer, Attention):
                 hooks = _attention(each.sublayer)
@@ -150,11 +147,6 @@ def _streams(layer: str, own: list[tuple[Named, Write]]) -> Iterator[tuple[str, 
             known.append(write.after)
     if last:
         yield f"{layer}.hook_resid_post", last
-
-
-def _stream(index: HeadIndex, tensor: str, z: str) -> Hook:
-    tensors = (tensor, *_sequences(index, tensor, z))
-    return Hook(tensors, lambda values: _by_sequence(values[tensor], values.get(z)))
 
 
 def _sequences(index: HeadIndex, tensor: str, z: str) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
-from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 from rewriter.interpret.trace import NORMS, Norm, norm_before
 
@@ -90,9 +89,7 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) ->
     """Sublayer to its write, if its result is simply added."""
     made = (norm_before(view, constants, name) for node in view.nodes for name in node.output[:1])
     norms = {norm.data: norm for norm in made if norm is not None}
-    owns = {each.name: each.sublayer for each in sublayers}
-    results = {name: own.output.output if isinstance(own, Attention) else own.result for name, own in owns.items()}
-    found = {name: _sum(view, constants, result, norms) for name, result in results.items()}
+    found = {each.name: _sum(view, constants, each.sublayer.result, norms) for each in sublayers}
     sums = {name: write for name, write in found.items() if write is not None}
     # Results of parallel sublayers are added to each other first, and their sum to the stream.
     shared = Counter(found.after for found in sums.values())

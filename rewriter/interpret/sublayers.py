@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, product
 
 from passes.conversion import decide
@@ -54,8 +55,16 @@ class NeuronHeads:
         return groups_of(self.program)
 
     @property
+    def data(self) -> str:
+        return self.query.data
+
+    @property
     def neurons(self) -> int:
         return self.query.out_features
+
+    @property
+    def count(self) -> int:
+        return self.neurons
 
     @property
     def heads(self) -> int:
@@ -148,6 +157,11 @@ class Named:
     layer: str
     module: str
     sublayer: Sublayer
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """The names of its heads, or neurons."""
+        return tuple(f"{self.name}.{number}" for number in range(self.sublayer.count))
 
 
 def named_sublayers(

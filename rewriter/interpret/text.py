@@ -58,11 +58,7 @@ class GivenCases:
 
 
 def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
-    """The cases of given inputs.
-
-    Raises UsageError: they do not fit the model; `tokenizers` is not installed, the tokenizer cannot be read or belongs
-    to another model, a text has no tokens, or the model has inputs that text does not determine.
-    """
+    """The cases of given inputs. Raises UsageError where they, or the tokenizer, do not fit the model."""
     if not isinstance(inputs, Text):
         return GivenCases(load_cases(as_given(inputs), model))
     return _tokenized(model, inputs) if inputs.arrays is None else _spelled(model, inputs.arrays, inputs.tokenizer)

@@ -65,18 +65,9 @@ class Why:
 def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key: int | None = None) -> Why:
     """Explain a neuron's pre-activation, or an original head's score, as a sum, evaluated in float64.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`. Of a batch the first sequence counts.
-        head: a neuron or an original head, as `blocks.1.attn[3]` or `blocks.1.attn.3`. Of a gated neuron it is the
-            pre-activation of its gate.
-        query: the token of the neuron, or of the query.
-        key: the token that the head gives the score to; default: the one that it attends to most. None for a neuron.
-
-    Raises:
-        UsageError: the head or token does not exist; the sublayer does not read the residual stream through a
-            normalisation; or the product of queries and keys cannot be followed.
-        ModelError, ValidationError: as `attribute`.
+    Inputs and errors are those of `attribute`; a UsageError is also a product of queries and keys that is not followed.
+    `head` is as `blocks.1.attn[3]` or `blocks.1.attn.3`; of a gated neuron it is the pre-activation of its gate.
+    `query` is the token of the neuron or the query, `key` by default the one that the head attends to most.
     """
     run = FrozenRun(model, inputs)
     # One name matches one head or, as chosen_heads says, none.
@@ -160,10 +151,7 @@ class Reads:
 
 
 class ScoreTerms(Reads):
-    """The scores of an attention sublayer before the softmax, as sums over pairs of sources.
-
-    If `cross`, keys are of another sequence, and one source.
-    """
+    """The scores of an attention sublayer before the softmax; keys of another sequence are one source."""
 
     def __init__(self, run: FrozenRun, place: int, name: str, own: Attention) -> None:
         data = {"Q": own.query.operator.data} | ({} if own.cross else {"K": own.key.operator.data})
@@ -244,9 +232,8 @@ def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], A
     return tuple(names), np.concatenate([part.reshape(len(part), -1) for part in parts.values()])
 
 
-_MAX_DISTANCE, _MAX_LENGTH_DIFFERENCE = 1e-9, 1e-6
-"""Maximum relative distance between rotated vectors and a rotation's result, and between factors of pairs' lengths:
-cosines and sines may be float32 constants."""
+_MAX_DISTANCE = 1e-9  # of rotated vectors from a rotation's result, relative
+_MAX_LENGTH_DIFFERENCE = 1e-6  # of factors of pairs' lengths: cosines and sines may be float32 constants
 
 
 def rotation(before: Array, after: Array, where: str) -> Array:
