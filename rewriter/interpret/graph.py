@@ -27,7 +27,7 @@ from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, Neuro
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.text import InputsOrText, token_ids
-from rewriter.interpret.why import ScoreTerms, Why, as_why, scores_of
+from rewriter.interpret.why import ScoreTerms, Why, scores_of
 
 _MAX_NODES = 10_000  # all their edges fit into a gigabyte
 _KEPT_NODES, _KEPT_EDGES = 0.8, 0.98  # shares of influence that pruning keeps, as in circuit-tracer
@@ -202,7 +202,7 @@ def attribution_graph(
     nodes = [GraphNode("embedding", "embed", 0, token) for token in range(length)]
     members = _members_of(linear, nodes, max_nodes)
     nodes.append(GraphNode("logit", "logit", entry, linear.position, linear.value, 1.0))
-    found = _edges(linear, members, nodes)
+    found = _Edges(linear, members, nodes)
     edges, count = found.matrix(), len(nodes)
     kinds = np.array([node.kind for node in nodes])
     kept, links, cumulative = prune(edges, kinds, _KEPT_NODES, _KEPT_EDGES)
@@ -262,7 +262,7 @@ class Members:
 
 
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
-    """Sublayer to its heads or neurons; the `most` with the largest effects have separate nodes."""
+    """Sublayer to its heads or neurons; adds nodes: the `most` with the largest effects have separate ones."""
     gradients = {
         name: (step, step.at_written(after))
         for stage, (_, after) in zip(linear.stages, linear.gradients, strict=True)
@@ -273,26 +273,21 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
     found: dict[str, Members] = {}
     for name, (step, at) in gradients.items():
-        count = at[..., 0].size
-        found[name] = _members(nodes, name, step, at, chosen[:count].reshape(at.shape[:2]))
-        chosen = chosen[count:]
+        neurons, effects = isinstance(step, NeuronStep), (at * step.written).sum(axis=-1)
+        own, chosen = chosen[: effects.size].reshape(effects.shape), chosen[effects.size :]
+        places = np.zeros(effects.shape, np.int64)
+        for token, row in enumerate(own):
+            if not row.all():
+                places[token] = len(nodes)
+                nodes.append(GraphNode("rest", f"{name}.rest", 0, token, float(effects[token, ~row].sum()), 1.0))
+            for number in np.flatnonzero(row).tolist():
+                places[token, number] = len(nodes)
+                kind, activation, gradient = "head", effects[token, number], 1.0
+                if neurons:
+                    kind, activation, gradient = "neuron", step.written[token, number, 0], at[token, number, 0]
+                nodes.append(GraphNode(kind, name, number, token, float(activation), float(gradient)))
+        found[name] = Members(step, places, np.where(own[..., None], 1.0, at) if neurons else at)
     return found
-
-
-def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Array) -> Members:
-    """Adds the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at their outputs."""
-    places, effects = np.zeros(chosen.shape, np.int64), (at * step.written).sum(axis=-1)
-    for token, row in enumerate(chosen):
-        if not row.all():
-            places[token] = len(nodes)
-            nodes.append(GraphNode("rest", f"{name}.rest", 0, token, float(effects[token, ~row].sum()), 1.0))
-        for number in np.flatnonzero(row).tolist():
-            places[token, number] = len(nodes)
-            kind, activation, gradient = "head", effects[token, number], 1.0
-            if isinstance(step, NeuronStep):
-                kind, activation, gradient = "neuron", step.written[token, number, 0], at[token, number, 0]
-            nodes.append(GraphNode(kind, name, number, token, float(activation), float(gradient)))
-    return Members(step, places, np.where(chosen[..., None], 1.0, at) if isinstance(step, NeuronStep) else at)
 
 
 # -- edges ---------------------------------------------------------------------------------------------------------
@@ -302,6 +297,8 @@ Read = tuple[Array, Array, Mapping[str, Array]]
 
 
 class _Edges:
+    """All edges; adds the nodes of constants. The first nodes are the embeddings, the last is the logit."""
+
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._members, self._nodes = members, nodes
         self._written = Written(
@@ -312,8 +309,19 @@ class _Edges:
         self._known = {("embed", token): token for token in range(len(linear.start))}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
         self._blocks: list[tuple[Array, Array, Array]] = []
+        target = np.array([len(nodes) - 1])
+        for place, stage in enumerate(linear.stages):
+            for name in stage.steps:
+                own = members[name]
+                reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
+                for token, read in enumerate(reads):
+                    self._trace(place, token, read, f"{name}.")
+        for token, row in enumerate(linear.end.back(linear.read)):
+            constants = linear.constants if token == linear.position else {}
+            added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
+            self._trace(len(linear.stages), token, (target, row[None], added))
 
-    def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
+    def _trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
         """The in-edges of a stage's nodes from one token."""
         targets, rows, constants = read
         for name, added in constants.items():
@@ -338,7 +346,7 @@ class _Edges:
         def named(ids: Sequence[str]) -> Why:
             rows, columns = (tuple(ids[place] for place in places.tolist()) for places in (asked, told))
             score = scores.at(node.index, query, key)
-            return as_why(f"{node.name}[{node.index}]", (query, key), score, rows, columns, first @ second.T)
+            return Why(f"{node.name}[{node.index}]", query, key, *score, rows, columns, first @ second.T)
 
         return named
 
@@ -353,29 +361,12 @@ class _Edges:
     def matrix(self) -> Array:
         size = len(self._nodes)
         if size > _MAX_NODES:
-            raise UsageError(
-                f"the graph would have {size:,} nodes, more than {_MAX_NODES:,}: take fewer of them, or tokens"
-            )
+            what = f"the graph would have {size:,} nodes, more than {_MAX_NODES:,}"
+            raise UsageError(f"{what}: take fewer of them, or tokens")
         found = np.zeros((size, size))
         for targets, origins, weights in self._blocks:
             found[targets[:, None], origins] += weights
         return found
-
-
-def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> _Edges:
-    """All edges; adds the nodes of constants. The first nodes are the embeddings, the last is the logit."""
-    edges, logit = _Edges(linear, members, nodes), len(nodes) - 1
-    for place, stage in enumerate(linear.stages):
-        for name in stage.steps:
-            own = members[name]
-            reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
-            for token, read in enumerate(reads):
-                edges.trace(place, token, read, f"{name}.")
-    for token, row in enumerate(linear.end.back(linear.read)):
-        constants = linear.constants if token == linear.position else {}
-        added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
-        edges.trace(len(linear.stages), token, (np.array([logit]), row[None], added))
-    return edges
 
 
 def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:

@@ -26,7 +26,7 @@ from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, Text, cases_of, token_ids
-from rewriter.interpret.why import ScoreTerms, as_why, listed, scores_of
+from rewriter.interpret.why import ScoreTerms, Why, listed, scores_of
 
 MAX_TOKENS = 64  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES = 2**18  # of all original heads
@@ -220,7 +220,7 @@ def _explained(
         with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
             (asked, first), (told, second) = (side(name, *each) for each in zip("QK", tokens, strict=True))
             score = scores[name].at(chosen[name][place], *tokens)
-            why = as_why("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
+            why = Why("", *tokens, *score, asked, told, first[:, place] @ second[:, place].T)
             terms = [
                 [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
                 for *words, value in why.top(_SCORE_TERMS)

@@ -36,13 +36,22 @@ class Why:
     query: int
     key: int | None  # the token with the score; None for a neuron
     total: float  # the neuron's pre-activation, or the score before the softmax, as in the model
-    added: float  # masks and position biases on top of `scale (q k)`; 0 for a neuron
-    residual: float  # the model's `scale (q k)`, or the pre-activation, minus the sum of the table
+    product: float  # the model's `scale (q k)` in it, or the pre-activation
     # `embed`, `blocks.0.attn[2]`, `b_Q`, ...; neurons are one row each for a neuron, and one per sublayer for a score
     sources: tuple[str, ...]
     keys: tuple[str, ...]  # likewise; an empty one for a neuron
     table: Array  # [sources, keys], contributions
     tokens: tuple[str, ...] = ()  # of a text
+
+    @property
+    def added(self) -> float:
+        """Masks and position biases on top of `scale (q k)`; 0 for a neuron."""
+        return self.total - self.product
+
+    @property
+    def residual(self) -> float:
+        """The product minus the sum of the table."""
+        return self.product - float(self.table.sum())
 
     def top(self, count: int) -> list[tuple[str, str, float]]:
         """(source, source at the key or empty, contribution), the largest first."""
@@ -59,7 +68,8 @@ class Why:
         return [((self.sources, self.keys)[axis][place], float(sums[place])) for place in order.tolist()]
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "table": self.table.tolist()}
+        names = ("head", "query", "key", "total", "added", "residual", "sources", "keys", "table", "tokens")
+        return {**{name: getattr(self, name) for name in names}, "table": self.table.tolist()}
 
 
 def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key: int | None = None) -> Why:
@@ -96,21 +106,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
-    return as_why(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, run.words)
-
-
-def as_why(
-    head: str,
-    tokens: tuple[int, int | None],
-    score: tuple[float, float],
-    sources: tuple[str, ...],
-    keys: tuple[str, ...],
-    table: Array,
-    words: tuple[str, ...] = (),
-) -> Why:
-    """A table with its total; `score` is as `ScoreTerms.at` gives it."""
-    total, product = score
-    return Why(head, *tokens, total, total - product, product - float(table.sum()), sources, keys, table, words)
+    return Why(f"{named.name}[{number}]", t, key, total, product, rows, columns, first @ second.T, run.words)
 
 
 def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
@@ -135,12 +131,9 @@ class Reads:
         """`place` is that of the sublayer's stage; `data` maps a side, such as `Q`, to its input."""
         self._run, self._place, self._name = run, place, name
         before = run.chain.stages[place].before
-        self._norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
-        self._frozen = cache(lambda side: run.freeze(self._norms[side], before, name))
-
-    @property
-    def needed(self) -> set[str]:
-        return {norm.output for norm in self._norms.values() if norm}
+        norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
+        self._frozen = cache(lambda side: run.freeze(norms[side], before, name))
+        self.needed = {norm.output for norm in norms.values() if norm}
 
     def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
         """Source to its part of `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
@@ -163,12 +156,9 @@ class ScoreTerms(Reads):
         self._rotations = cache(self._rotation)
         self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
         self._weights = cache(lambda part: run.index[f"{name}.{part}"])
-
-    @property
-    def needed(self) -> set[str]:
-        parts = "pattern", "attn_scores", "q", "k", *self._turning.values()
-        hooks = (self._run.hooks[f"{self._name}.hook_{part}"] for part in parts)
-        return {self._own.product, *self._operands, *(name for hook in hooks for name in hook.tensors), *super().needed}
+        self.needed |= {own.product, *self._operands}
+        for part in ("pattern", "attn_scores", "q", "k", *self._turning.values()):
+            self.needed |= {*run.hooks[f"{name}.hook_{part}"].tensors}
 
     @property
     def pattern(self) -> Array:
