@@ -51,7 +51,11 @@ def with_mlp_heads(bridge: Any, model: Source) -> Any:
         _compare(block, made, bridge.cfg.d_model)
         found.append(made.train(block.mlp.training))
     for block, made in zip(bridge.blocks, found, strict=True):
-        _replace(block, made)
+        owner, last = _owner(block)
+        setattr(owner, last, made)
+        block.submodules["mlp"] = made
+        block.add_module("mlp", made)
+        block._register_aliases()  # noqa: SLF001 - hook_mlp_out is the new module's
     bridge.clear_hook_registry()
     bridge._initialize_hook_registry()  # noqa: SLF001 - the only way to have new hooks found
     return bridge
@@ -66,9 +70,8 @@ def _layers(index: HeadIndex, count: int) -> list[str]:
             raise UsageError(f"the file has no {name} for an MLP of the model{reason}")
     further = [name for name in known if name not in names]
     if further:
-        raise UsageError(
-            f"the file has {further[0]}, which has no place in a model of {count} blocks with one MLP each"
-        )
+        what = f"has no place in a model of {count} blocks with one MLP each"
+        raise UsageError(f"the file has {further[0]}, which {what}")
     return names
 
 
@@ -95,14 +98,6 @@ def _owner(block: Any) -> tuple[Any, str]:
     for part in path:
         owner = getattr(owner, part, None)
     return owner, last
-
-
-def _replace(block: Any, made: Any) -> None:
-    owner, last = _owner(block)
-    setattr(owner, last, made)
-    block.submodules["mlp"] = made
-    block.add_module("mlp", made)
-    block._register_aliases()  # noqa: SLF001 - hook_mlp_out is the new module's
 
 
 _WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "bias_V")

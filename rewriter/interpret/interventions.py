@@ -31,7 +31,6 @@ from rewriter.text import quoted
 
 HOW = ("zero", "mean")
 MARK = "attnonly.intervention"  # metadata key of added nodes; the value is the tensor that they change
-_COMPUTED = "computed"
 Places = Sequence[tuple[str, Array]]  # changed tensors, with the replaced entries: booleans that broadcast
 
 
@@ -113,12 +112,11 @@ def written_by(named: Named) -> str:
 
 
 def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> dict[str, Array]:
-    rows: dict[str, list[Array]] = {tensor: [] for tensor in tensors}
+    totals: dict[str, Array] = {}
     for case in cases_of(index.proto, inputs).cases:
         for tensor, array in values_of(index, case, tensors).items():
             flat = array.reshape(-1, array.shape[-1])
-            rows[tensor].append(np.append(flat.sum(axis=0, dtype=np.float64), len(flat)))
-    totals = {tensor: np.sum(each, axis=0) for tensor, each in rows.items()}
+            totals[tensor] = totals.get(tensor, 0.0) + np.append(flat.sum(axis=0, dtype=np.float64), len(flat))
     return {tensor: total[:-1] / total[-1] for tensor, total in totals.items()}
 
 
@@ -127,8 +125,7 @@ def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: 
     made = []
     for tensor, where in places:
         array = values[tensor]
-        # Patterns that have batch and heads as one axis.
-        merged = where.ndim == array.ndim
+        merged = where.ndim == array.ndim  # patterns that have batch and heads as one axis
         made.append((tensor, np.tile(where, (len(array) // len(where), 1, 1)) if merged else where))
     return replaced(index, model, made, values)
 
@@ -139,7 +136,7 @@ def replaced(index: HeadIndex, model: onnx.ModelProto, places: Places, values: d
         kind = index.view.type_of(tensor).elem_type or onnx.TensorProto.FLOAT
         array = values[tensor].astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         names = {name for node in model.graph.node for name in node.output}
-        computed = f"{tensor}/{_COMPUTED}"
+        computed = f"{tensor}/computed"
         while computed in names:
             computed += "'"
         place = _rename(model.graph, tensor, computed)
@@ -174,12 +171,10 @@ def _rename(graph: onnx.GraphProto, tensor: str, name: str) -> int:
 def unedited(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without interventions. Raises ModelError if marks do not fit the graph, as after other tools' changes."""
     result = deepcopy(model)
-    changed = {tensor for node in model.graph.node if (tensor := _mark(node))}
-    kept = [node for node in model.graph.node if not _mark(node)]
-    set_nodes(result.graph, kept)
-    for tensor in sorted(changed):
+    set_nodes(result.graph, [node for node in model.graph.node if not _mark(node)])
+    for tensor in sorted({_mark(node) for node in model.graph.node} - {""}):
         try:
-            _rename(result.graph, f"{tensor}/{_COMPUTED}", tensor)
+            _rename(result.graph, f"{tensor}/computed", tensor)
         except KeyError:
             what = "the model has nodes that are marked as interventions at"
             raise ModelError(f"{what} {quoted(tensor)}, which they do not fit; use the model before them") from None

@@ -119,15 +119,13 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
     found: dict[str, Hook] = {}
     for layer, sublayers in index.layers.items():
         z = next((each.sublayer.z for each in sublayers if isinstance(each.sublayer, Attention)), "")
-        own = [(each, added[each.name]) for each in sublayers if each.name in added]
-        for name, tensor in _streams(layer, own):
+        written = [(each, added[each.name]) for each in sublayers if each.name in added]
+        for name, tensor in _streams(layer, written):
             make = partial(lambda values, tensor, z: _by_sequence(values[tensor], values.get(z)), tensor=tensor, z=z)
             found[name] = Hook((tensor, *_sequences(index, tensor, z)), make)
         for each in sublayers:
-            if isinstance(each.sublayer, Attention):
-                hooks = _attention(each.sublayer)
-            else:
-                hooks = _neurons(index, each.sublayer, z)
+            own = each.sublayer
+            hooks = _attention(own) if isinstance(own, Attention) else _neurons(index, own, z)
             found.update({f"{each.name}.{name}": hook for name, hook in hooks})
     return found
 
@@ -207,10 +205,8 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
         return np.concatenate([of_head(group.head, y).astype(dtype) for group in own.groups], axis=-2)
 
     def weights(head: Head, y: Array) -> Array:
-        found = np.zeros((*y.shape, 1 + own.bias_tokens))
-        for place, weight in enumerate(head.weights(y)):
-            found[..., place] = weight
-        return found
+        lacking = [(0, own.bias_tokens - len(head.bias_tokens)), *[(0, 0)] * y.ndim]
+        return np.moveaxis(np.pad(head.weights(y), lacking), 0, -1)
 
     def outputs(values: Values) -> Array:
         source = linear(values).astype(np.float64)
