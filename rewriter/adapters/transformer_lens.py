@@ -68,10 +68,10 @@ def _layers(index: HeadIndex, count: int) -> list[str]:
         if name not in known:
             reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed), "")
             raise UsageError(f"the file has no {name} for an MLP of the model{reason}")
-    further = [name for name in known if name not in names]
-    if further:
-        what = f"has no place in a model of {count} blocks with one MLP each"
-        raise UsageError(f"the file has {further[0]}, which {what}")
+    for name in known:
+        if name not in names:
+            what = f"has no place in a model of {count} blocks with one MLP each"
+            raise UsageError(f"the file has {name}, which {what}")
     return names
 
 

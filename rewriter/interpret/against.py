@@ -1,8 +1,7 @@
 """`changed_heads`: which heads and neurons another model, such as a quantised one, computes most differently.
 
 The heads of both models are evaluated on the inputs of the other model's heads, so that their outputs differ only by
-their weights. A head is restored by adding this difference to its sublayer's output: the other model then computes the
-result that it would have with this head of the original.
+their weights. A head is restored by adding this difference to its sublayer's output.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class ChangedHead:
     head: str
     weights: float  # the norm of the change over the original's, as root mean square over W_Q, W_K, W_V and W_O
     written: float  # the norm of the change of its output on the inputs, over that of its sublayer's output
-    # the share of the outputs' error that is removed by restoring only this head; None if not run.
-    restored: float | None = None
+    restored: float | None = None  # share of the outputs' error removed by restoring this head alone; None if not run
 
 
 @dataclass(frozen=True)

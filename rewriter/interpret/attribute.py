@@ -1,10 +1,8 @@
 """`attribute`: a logit as a sum over heads, neurons, tokens and biases (docs/heads.md#what-a-logit-is-made-of).
 
-Two sums, each with its residual:
-
-    direct  what every head, neuron, bias and the embedding write to the stream along the logit's direction, with the
-            last normalisation's denominator held;
-    paths   over tokens and constants, along all paths, with patterns of original heads, denominators and gates held.
+Of two sums, `direct` is what every head, neuron, bias and the embedding write to the stream along the logit's
+direction, with the last normalisation's denominator held. `paths` is over tokens and constants, along all paths, with
+patterns of original heads, denominators and gates held.
 
 The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), so the answer depends on the function, not on the
 head program; f(0) is the part of the bias tokens. Half of h(g) u is attributed to the inputs of g and half to those of
@@ -24,6 +22,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
+from rewriter.files.tokenizer import spelling
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
@@ -333,9 +332,10 @@ class FrozenRun:
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """The tokenizer's text of output entries; empty if they are not its tokens."""
-        count = self.values[self._output].shape[-1]
-        words = tuple(self.given.entry(number, count) for number in numbers)
-        return words if all(words) else ()
+        count, tokenizer = self.values[self._output].shape[-1], self.given.tokenizer
+        known = 0 if tokenizer is None else tokenizer.get_vocab_size()
+        words = tuple(spelling(tokenizer, n % count) for n in numbers if n % count < known <= count)
+        return words if len(words) == len(numbers) and all(words) else ()
 
     def entries(self, position: int) -> Array:
         made = self.values[self._output][0]

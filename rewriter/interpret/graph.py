@@ -1,13 +1,11 @@
-"""`attribution_graph`: the computation of a logit as a graph of direct effects.
+"""`attribution_graph`: the computation of a logit as a graph of direct effects, without transcoders or error nodes.
 
-A neuron is a node at each token, whose activation is one number. An original head writes a vector; its node represents
-the part of it that the logit reads, along all paths. Heads and neurons beyond the largest are one node per sublayer and
-token, `rest`, in the same sense: nothing is left out. There are no transcoders and no error nodes.
+A neuron is a node at each token, whose activation is one number. The node of an original head is the part of its vector
+that the logit reads, along all paths; heads and neurons beyond the largest are one node `rest` per sublayer and token.
 
-An edge is the direct contribution of the source, through the stream only and no other sublayer, to the target's
-activation; patterns, gates and the denominators of normalisations are held (`rewriter.interpret.attribute`). A node's
-in-edges sum to its activation. Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model, of
-one sequence.
+An edge is the direct contribution of the source, through no other sublayer, to the target's activation; patterns, gates
+and the denominators of normalisations are held (`rewriter.interpret.attribute`). In-edges sum to the activation.
+Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model, of one sequence.
 """
 
 from __future__ import annotations
@@ -41,11 +39,9 @@ class GraphNode:
 
     kind: str  # `embedding`, `neuron`, `head`, `rest`, `bias` or `logit`
     name: str  # `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`
-    index: int  # of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds.
+    index: int  # of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds
     token: int
-    # the sum of in-edges: a neuron's activation, the logit, the part of others that the logit reads; 0 for embeddings
-    # and biases.
-    activation: float = 0.0
+    activation: float = 0.0  # the sum of in-edges; 0 for embeddings and biases
     gradient: float = 0.0  # of the logit by the activation, along all paths
 
 
@@ -82,9 +78,8 @@ class AttributionGraph:
     def to_json(self) -> dict[str, Any]:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
 
-        The schema leaves feature types open: new names keep viewers from looking for transcoder features. Heads have
-        the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`; nodes that
-        only scores read are `qk_only_nodes`.
+        Feature types have new names, so that viewers do not look for transcoder features. Heads have the largest terms
+        of their score as Neuronpedia's `qk_tracing_results`; nodes that only scores read are `qk_only_nodes`.
         """
         targets, sources = np.nonzero(self.links)
         ids, left = self.ids, self.kept.nonzero()[0].tolist()

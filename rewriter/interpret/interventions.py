@@ -1,8 +1,7 @@
-"""`ablate`, `patch`, `freeze`: models with interventions on named heads.
+"""Models with interventions on named heads.
 
-    ablate  set a head's output, before the output projection, to 0 or its mean
-    patch   set it to its value in another run
-    freeze  set the pattern of an original head to that of another run; values follow the input as before
+`ablate` sets a head's output, before the output projection, to 0 or its mean, `patch` to its value in another run.
+`freeze` sets the pattern of an original head to that of another run; values follow the input as before.
 
 The results are models in memory that onnxruntime runs and `validate` compares. They can be changed again, in any order
 of calls: recordings always come from the model without interventions. The node that computed a tensor T then computes
@@ -51,10 +50,8 @@ def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrTe
         raise UsageError(f"ablation by {how} takes {'no ' if how == 'zero' else ''}inputs")
     index, proto = _opened(model)
     places = list(_outputs(index, names))
-    if inputs is None:
-        values = {tensor: np.zeros(()) for tensor, _ in places}
-    else:
-        values = _means(index, [tensor for tensor, _ in places], inputs)
+    tensors = [tensor for tensor, _ in places]
+    values = dict.fromkeys(tensors, np.zeros(())) if inputs is None else _means(index, tensors, inputs)
     return like(model, replaced(index, proto, places, values))
 
 

@@ -1,9 +1,8 @@
 """Heads compared by their weights: `compositions` with each other, `head_tokens` with the vocabulary.
 
-The inputs and outputs of heads are factors of low rank; d_model by d_model matrices are never computed. With W_V = Q R,
-the norm of W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], represents a head's output; likewise for the
-inputs of W_OV, W_QK and its transpose. A neuron's heads, of rank 1, are one reader and one writer: its columns of W1,
-its row of W2. Their keys are constants of the bias tokens, so Q is about the column alone.
+No d_model by d_model matrix is computed: with W_V = Q R, the norm of W_V W_O X is that of R W_O X, so R W_O,
+[d_head, d_model], represents a head's output; likewise for the inputs of W_OV, W_QK and its transpose. A neuron's heads
+are one reader and one writer of rank 1: its columns of W1, its row of W2.
 """
 
 from __future__ import annotations

@@ -67,12 +67,12 @@ def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], wher
     raise UsageError(f"{where} does not read the residual stream through a normalisation; it cannot be attributed")
 
 
+# Operators of normalisations, sums and layout: their results have the channels of their inputs.
 STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"),
     *(*NORMS, *REARRANGED, "Expand"),
 }
-"""Operators of normalisations, sums and layout: their results have the channels of their inputs."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,6 @@ def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str,
         if not view.is_onnx(node) or not (scaled or (node.op_type in REARRANGED and node.input[0] == tensor)):
             return None
         tensor = node.output[0]
-
-
-# -- the path to a logit --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +190,8 @@ def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int
     node = view.made_by(tensor)
     if node is None or node.op_type != "Gather" or integer_of(node, "axis", 0) != 1:
         return tensor, None
-    place = constants.value(node.input[1])
-    return (tensor, None) if place is None or place.size != 1 else (node.input[0], int(place.reshape(())))
+    place = constants.scalar(node.input[1])
+    return (tensor, None) if place is None else (node.input[0], int(place))
 
 
 def _stages(

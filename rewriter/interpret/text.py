@@ -50,12 +50,6 @@ class GivenCases:
             raise UsageError(f"this takes one case, and there are {len(self.cases)}")
         return self.cases[0]
 
-    def entry(self, number: int, count: int) -> str:
-        """The tokenizer's text of entry `number` of an output with `count` entries; empty if these are not tokens."""
-        number %= count
-        known = 0 if self.tokenizer is None else self.tokenizer.get_vocab_size()
-        return spelling(self.tokenizer, number) if number < known <= count else ""
-
 
 def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
     """The cases of given inputs. Raises UsageError where they, or the tokenizer, do not fit the model."""
@@ -85,8 +79,7 @@ def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
     if len(found) != 1:
         what = f"text fills one input of token ids, and there are {len(found)}"
         raise UsageError(f"{what}: give all inputs as arrays")
-    rows, longest = found[0].rows, maker.longest
-    cases, spellings = [], []
+    rows, longest, cases, spellings = found[0].rows, maker.longest, [], []
     for number, text in enumerate(texts):
         with refusing(f"the tokenizer cannot encode {quoted(text)}"):
             encoding = tokenizer.encode(text)
