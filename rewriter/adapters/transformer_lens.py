@@ -1,17 +1,9 @@
 """`with_mlp_heads`: a TransformerLens model whose MLPs are the neuron heads of an ONNX file.
 
 TransformerLens has one number of heads per model, so the heads of neurons are a layer of their own: they take the place
-of `blocks.3.mlp`, and its hooks are theirs. Each head attends from a token to itself and to m bias tokens of its own,
-so its pattern has 1 + m entries instead of one per token: the token itself comes first. Shapes, with H heads:
-
-    hook_q, hook_k      [batch, tokens, H, 1 or 2]    keys of the token itself
-    hook_v, hook_z      [batch, tokens, H, 1]
-    hook_attn_scores    [batch, tokens, H, 1 + m]
-    hook_pattern        [batch, tokens, H, 1 + m]
-    hook_result         [batch, tokens, H, d_model]   only where `cfg.use_attn_result` is set
-    hook_in, hook_out   [batch, tokens, d_model]
-
-Needs the extra `transformerlens`.
+of `blocks.3.mlp`, and its hooks are theirs, [batch, tokens, heads, ...]. Each head attends from a token to itself and to
+m bias tokens of its own, so its pattern has 1 + m entries instead of one per token: the token itself comes first.
+`hook_result` is recorded where `cfg.use_attn_result` is set. Needs the extra `transformerlens`.
 """
 
 from __future__ import annotations

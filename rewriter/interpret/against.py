@@ -46,12 +46,8 @@ class ChangedHeads:
 def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: int = 10) -> ChangedHeads:
     """The heads and neurons that `other`, such as a quantised or fine-tuned model, has changed most.
 
-    `top` of them are restored, one by one. Inputs are those of `attribute`.
-
-    Raises:
-        UsageError: the models have different heads, or no tensor holds what neurons write.
-        ModelError: a model is unreadable, malformed or unsafe.
-        ValidationError: onnxruntime does not run a model on the inputs.
+    `top` of them are restored, one by one. Inputs are those of `attribute`, errors those of `run_with_cache`; a
+    UsageError is also that the models have different heads, or no tensor of what neurons write.
     """
     index, changed = (heads(each, program="fast", wide=True) for each in (model, other))
     kinds, others = ({each.name: _described(found, each) for each in found.sublayers} for found in (index, changed))

@@ -37,12 +37,7 @@ def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrTe
     """The model without the outputs of some heads, by names or globs; for a path it is an onnx.ModelProto.
 
     Outputs are set to `zero`, or to their `mean` over all tokens of all `inputs`: an npz file, arrays by input name, or
-    a list of those.
-
-    Raises:
-        UsageError: no head matches, `inputs` is missing or does not fit, or the model has 2 GiB or more.
-        ModelError: the model is unreadable, malformed or unsafe.
-        ValidationError: onnxruntime does not run the model on the inputs.
+    a list of those. Errors are those of `run_with_cache`; a model of 2 GiB or more is a UsageError too.
     """
     if how not in HOW:
         raise UsageError(f"unknown ablation '{how}'; known are: {', '.join(HOW)}")
@@ -65,10 +60,7 @@ def patch(model: Source, names: Names, inputs: InputsOrText) -> Any:
 
 
 def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
-    """The model in which original heads have the patterns that they have on `inputs`; the rest is as in `patch`.
-
-    The name of a neuron is a UsageError.
-    """
+    """The model in which original heads, not neurons, have their patterns on `inputs`; the rest is as in `patch`."""
     index, proto = _opened(model)
     places = []
     for named, numbers in chosen_heads(index, names):

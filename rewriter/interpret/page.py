@@ -117,10 +117,7 @@ def head_pictures(
 def _recorded(
     index: HeadIndex, inputs: InputsOrText
 ) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...] | None]:
-    """(patterns, activations [tokens, members], token ids) of the first sequence. Raises UsageError.
-
-    Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m].
-    """
+    """(patterns [heads, dest, src] or [tokens, heads, 1 + m], activations [tokens, members], token ids)."""
     known, case = hooks_of(index), cases_of(index.proto, inputs).only
     wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
     sublayers = {each.name: each for each in index.sublayers}

@@ -194,9 +194,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     attention before an MLP. Rotary heads are compared without the rotation, and means that a LayerNormalization
     subtracts stay in. The model may be the result of `heads`, such as with `fold_ln`; `top` is per head and kind.
 
-    Raises:
-        UsageError: `top` is out of range, or that many do not fit into memory.
-        ModelError: the model is unreadable, malformed or unsafe, or its weights are not finite.
+    Raises UsageError if `top` is below 1 or does not fit into memory, ModelError as `heads` and for infinite weights.
     """
     if top < 1:
         raise UsageError(f"the strongest {top} compositions cannot be listed; take 1 or more")
@@ -299,9 +297,7 @@ def head_tokens(
     not applied. `model` and `names` are as for `compositions` and `ablate`; `top` tokens are listed at either end, as
     text with a `tokenizer.json` (extra `text`), else as ids.
 
-    Raises:
-        UsageError: a glob matches nothing, or the tokenizer cannot be read.
-        ModelError: the model is unreadable, malformed or unsafe, or its weights are not finite.
+    Raises UsageError if a glob matches nothing or the tokenizer cannot be read, ModelError as `compositions`.
     """
     if top < 1:
         raise UsageError(f"{top} tokens cannot be listed; take 1 or more")

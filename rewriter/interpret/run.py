@@ -120,9 +120,7 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
     for layer, sublayers in index.layers.items():
         z = next((each.sublayer.z for each in sublayers if isinstance(each.sublayer, Attention)), "")
         written = [(each, added[each.name]) for each in sublayers if each.name in added]
-        for name, tensor in _streams(layer, written):
-            make = partial(lambda values, tensor, z: _by_sequence(values[tensor], values.get(z)), tensor=tensor, z=z)
-            found[name] = Hook((tensor, *_sequences(index, tensor, z)), make)
+        found.update({name: _by_sequence(index, tensor, z) for name, tensor in _streams(layer, written)})
         for each in sublayers:
             own = each.sublayer
             hooks = _attention(own) if isinstance(own, Attention) else _neurons(index, own, z)
@@ -147,14 +145,16 @@ def _streams(layer: str, own: list[tuple[Named, Write]]) -> Iterator[tuple[str, 
         yield f"{layer}.hook_resid_post", last
 
 
-def _sequences(index: HeadIndex, tensor: str, z: str) -> tuple[str, ...]:
-    """The outputs of attention that show sequence lengths if batch and tokens are one axis."""
-    return (z,) if z and index.view.type_of(tensor).rank == 2 else ()
+def _by_sequence(index: HeadIndex, tensor: str, z: str) -> Hook:
+    """[batch, tokens, channels], where batch and tokens are one axis by `z` [..., tokens, channels] of attention."""
+    if not z or index.view.type_of(tensor).rank not in (2, None):
+        return Hook((tensor,), itemgetter(tensor))
 
+    def make(values: Values) -> Array:
+        array = values[tensor]
+        return array if array.ndim != 2 else array.reshape(-1, values[z].shape[-2], array.shape[-1])
 
-def _by_sequence(array: Array, z: Array | None) -> Array:
-    """[batch, tokens, channels], from [batch * tokens, channels] by `z` [..., tokens, channels]."""
-    return array if z is None or array.ndim != 2 else array.reshape(-1, z.shape[-2], array.shape[-1])
+    return Hook((tensor, z), make)
 
 
 def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
@@ -187,9 +187,11 @@ def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
 
 
 def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, Hook]]:
+    data_of = _by_sequence(index, own.data, z)
+
     def channels(values: Values, tensor: str, projection: Projection) -> Array:
         """Pre-activations or values [batch, tokens, neurons], computed where the file has no such tensor."""
-        data = _by_sequence(values[own.query.data], values.get(z))
+        data = data_of.make(values)
         if tensor:
             return values[tensor].reshape(*data.shape[:-1], own.neurons)
         affine = AffineMap(projection, index.value_of)
@@ -200,7 +202,7 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
 
     def by_head(values: Values, of_head: Callable[[Head, Array], Array]) -> Array:
         """[batch, tokens, heads, ...] in the model's type; in float64 where heads are small differences."""
-        dtype = np.dtype(np.float64) if own.program.double else values[own.query.data].dtype
+        dtype = np.dtype(np.float64) if own.program.double else values[own.data].dtype
         y = pre(values).astype(np.float64)
         return np.concatenate([of_head(group.head, y).astype(dtype) for group in own.groups], axis=-2)
 
@@ -212,8 +214,7 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
         source = linear(values).astype(np.float64)
         return by_head(values, lambda head, y: head.evaluate(y, source)[..., None])
 
-    read = (own.query.data, own.gate, own.own, *_sequences(index, own.query.data, z))
-    tensors = tuple(dict.fromkeys(name for name in read if name))
+    tensors = tuple(dict.fromkeys(name for name in (*data_of.tensors, own.gate, own.own) if name))
     yield "hook_pre", Hook(tensors, pre)
     if own.gated:
         yield "hook_pre_linear", Hook(tensors, linear)

@@ -1,7 +1,6 @@
 """MLP blocks as heads, one per neuron and head of the program, and the names of all sublayers.
 
 A rewritten file has the heads of its original: its plan names the activation and the weights, which are still there.
-
 Names are those of TransformerLens: `blocks.3.attn`, `blocks.3.mlp_heads`. The number of a layer is the first number in
 the module path that the exporter left. A model with an encoder and a decoder has `encoder.3.attn` and
 `decoder.3.cross_attn`.
