@@ -1,13 +1,14 @@
 """`with_mlp_heads`: a TransformerLens model whose MLPs are the neuron heads of an ONNX file.
 
 TransformerLens has one number of heads per model, so the heads of neurons are a layer of their own: they take the place
-of `blocks.3.mlp`, and its hooks are theirs, [batch, tokens, heads, ...]. Each head attends from a token to itself and to
-m bias tokens of its own, so its pattern has 1 + m entries instead of one per token: the token itself comes first.
+of `blocks.3.mlp`, and its hooks are theirs, [batch, tokens, heads, ...]. Each head attends from a token to itself and
+to m bias tokens of its own, so its pattern has 1 + m entries instead of one per token: the token itself comes first.
 `hook_result` is recorded where `cfg.use_attn_result` is set. Needs the extra `transformerlens`.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from rewriter.errors import UsageError
@@ -85,11 +86,8 @@ def _compare(block: Any, made: Any, width: int) -> None:
 
 
 def _owner(block: Any) -> tuple[Any, str]:
-    owner = block.original_component
     *path, last = str(block.mlp.name).split(".")
-    for part in path:
-        owner = getattr(owner, part, None)
-    return owner, last
+    return reduce(lambda owner, part: getattr(owner, part, None), path, block.original_component), last
 
 
 _WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "bias_V")

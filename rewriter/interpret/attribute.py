@@ -22,7 +22,6 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.files.tokenizer import spelling
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
@@ -332,10 +331,8 @@ class FrozenRun:
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """The tokenizer's text of output entries; empty if they are not its tokens."""
-        count, tokenizer = self.values[self._output].shape[-1], self.given.tokenizer
-        known = 0 if tokenizer is None else tokenizer.get_vocab_size()
-        words = tuple(spelling(tokenizer, n % count) for n in numbers if n % count < known <= count)
-        return words if len(words) == len(numbers) and all(words) else ()
+        words = tuple(self.given.entry(number, self.values[self._output].shape[-1]) for number in numbers)
+        return words if all(words) else ()
 
     def entries(self, position: int) -> Array:
         made = self.values[self._output][0]

@@ -220,16 +220,9 @@ def _described(named: Named) -> dict[str, Any]:
     if isinstance(each, Attention):
         facts = {"groups": each.groups, "scale": each.scale, "rotary": each.query.rotary, "cross": each.cross}
         return {"kind": "attention", **shared, **facts}
-    return {
-        "kind": "neurons",
-        **shared,
-        "neurons": each.neurons,
-        "activation": each.activation,
-        "program": each.program.name,
-        "max_error": each.bound,
-        "scale": 1.0,
-        "heads_per_neuron": [asdict(group) for group in each.groups],
-    }
+    program = {"activation": each.activation, "program": each.program.name, "max_error": each.bound, "scale": 1.0}
+    groups = [asdict(group) for group in each.groups]
+    return {"kind": "neurons", **shared, "neurons": each.neurons, **program, "heads_per_neuron": groups}
 
 
 class _Builder:
@@ -338,11 +331,8 @@ class _Builder:
         norm = norm_before(self._view, self._constants, data)
         if norm is None:
             return None
-        residual = any(
-            node.op_type in ("Add", "Sum") and not any(name in self._constants for name in node.input)
-            for node in self._view.readers(norm.output)
-        )
-        return None if residual else norm
+        sums = (node for node in self._view.readers(norm.output) if node.op_type in ("Add", "Sum"))
+        return norm if all(any(name in self._constants for name in node.input) for node in sums) else None
 
     def value(self, name: str) -> Array:
         """A constant; float16 and bfloat16 as float32, everything as float64 if `wide`."""

@@ -150,10 +150,9 @@ def _nodes(tensor: str, computed: str, where: Array, values: Array) -> Iterator[
 def _rename(graph: onnx.GraphProto, tensor: str, name: str) -> int:
     """Rename a node's output and return its index. Raises KeyError."""
     for index, node in enumerate(graph.node):
-        for place, output in enumerate(node.output):
-            if output == tensor:
-                node.output[place] = name
-                return index
+        if tensor in node.output:
+            node.output[list(node.output).index(tensor)] = name
+            return index
     raise KeyError(tensor)
 
 

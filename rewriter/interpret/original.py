@@ -173,7 +173,7 @@ class Attention:
     def heads(self) -> int:
         return len(self.query.columns)
 
-    count = heads  # as `NeuronHeads.count`
+    count = heads  # of members
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
@@ -186,7 +186,7 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
         try:
             if key_of(node) == ("", "Softmax") or node.op_type == "QLinearSoftmax":
                 found += _around_softmax(tracer, index, node)
-            elif node.op_type == "MatMul":
+            elif _is_product(tracer, node):
                 _require_softmax(tracer, node)
             elif node.op_type.endswith("Attention"):
                 definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
@@ -284,8 +284,7 @@ def _scores(tracer: Tracer, tensor: str) -> str:
 
 
 def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
-    for name in tracer.view.back(node.input[0], _WEIGHING) if _is_product(tracer, node) else ():
-        maker = tracer.view.made_by(name)
+    for maker in map(tracer.view.made_by, tracer.view.back(node.input[0], _WEIGHING)):
         if maker is not None and _is_product(tracer, maker):
             raise LostError("its weights are not the Softmax of its scores", label(maker))
 

@@ -119,9 +119,8 @@ class Best:
 
     def __init__(self, rows: int, k: int, dtype: np.dtype[Any]) -> None:
         if rows * k > _MAX_RANKED_ENTRIES:
-            raise UsageError(
-                f"the {k:,} largest for each of {rows:,} heads do not fit into memory; take a smaller --top"
-            )
+            what = f"the {k:,} largest for each of {rows:,} heads do not fit into memory"
+            raise UsageError(f"{what}; take a smaller --top")
         self.scores = np.zeros((rows, k), dtype)  # in falling order, 0 where there are fewer
         self.places = np.full((rows, k), -1, np.int64)  # their columns; -1
 
@@ -173,8 +172,7 @@ class Compositions:
                 key = row, int(best.places[row, column]), float(best.scores[row, column])
                 found[key] = found.get(key, "") + kind
         ordered = sorted(found.items(), key=lambda each: (-each[0][2], each[0]))[:count]
-        name = self.heads
-        return [Composition(kind, name[reader], name[writer], score) for (reader, writer, score), kind in ordered]
+        return [Composition(kind, self.heads[a], self.heads[b], score) for (a, b, score), kind in ordered]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: per kind and head the writers, as [name, score]."""
@@ -211,10 +209,8 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
         for writer in writers:
             theirs = writer.make()
             if theirs.shape[-1] != ours.shape[-1]:
-                raise ModelError(
-                    f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes "
-                    f"{theirs.shape[-1]}: they cannot be compared"
-                )
+                what = f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes"
+                raise ModelError(f"{what} {theirs.shape[-1]}: they cannot be compared")
             others = places[writer.named.members[0]] + np.arange(len(theirs))
             step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
             for start in range(0, len(ours), step):

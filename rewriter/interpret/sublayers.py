@@ -61,9 +61,7 @@ class NeuronHeads:
     def neurons(self) -> int:
         return self.query.out_features
 
-    @property
-    def count(self) -> int:
-        return self.neurons
+    count = neurons  # of members
 
     @property
     def heads(self) -> int:
@@ -178,10 +176,11 @@ def named_sublayers(
         places = [("", max(layer - 1, 0)) for layer in begun]
     stacks, copies, found = list(dict.fromkeys(stack for stack, _ in places)), Counter[str](), list[Named]()
     for (module, sublayer), (stack, number) in zip(modules, places, strict=True):
-        layer = f"blocks.{number}" if len(stacks) == 1 else f"{_short(stack, stacks)}.{number}"
-        kind = "mlp_heads"
-        if isinstance(sublayer, Attention):
-            kind = "cross_attn" if sublayer.cross else "attn"
+        # The distinguishing part of a stack's path: `encoder`, `decoder`.
+        others = {part for other in stacks if other != stack for part in other.split(".")}
+        short = next((part for part in stack.split(".") if part not in others), stack or "blocks")
+        layer = f"{short if len(stacks) > 1 else 'blocks'}.{number}"
+        kind = "mlp_heads" if isinstance(sublayer, NeuronHeads) else "cross_attn" if sublayer.cross else "attn"
         name = f"{layer}.{kind}"
         copies[name] += 1
         found.append(Named(name if copies[name] == 1 else f"{name}_{copies[name]}", layer, module, sublayer))
@@ -200,9 +199,3 @@ def _by_path(modules: Sequence[tuple[str, Sublayer]]) -> list[tuple[str, int]] |
     known = list(dict.fromkeys(places))
     layers = {stack: [number for each, number in known if each == stack] for stack, _ in known}
     return [(stack, layers[stack].index(layer)) for stack, layer in places]
-
-
-def _short(stack: str, stacks: Sequence[str]) -> str:
-    """The distinguishing part of a stack's path: `encoder`, `decoder`."""
-    others = {part for other in stacks if other != stack for part in other.split(".")}
-    return next((part for part in stack.split(".") if part not in others), stack or "blocks")

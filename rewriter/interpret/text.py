@@ -50,16 +50,20 @@ class GivenCases:
             raise UsageError(f"this takes one case, and there are {len(self.cases)}")
         return self.cases[0]
 
+    def entry(self, number: int, count: int) -> str:
+        """The tokenizer's text of entry `number` of an output with `count` entries; empty if these are not tokens."""
+        number %= count
+        known = 0 if self.tokenizer is None else self.tokenizer.get_vocab_size()
+        return spelling(self.tokenizer, number) if number < known <= count else ""
+
 
 def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
     """The cases of given inputs. Raises UsageError where they, or the tokenizer, do not fit the model."""
     if not isinstance(inputs, Text):
         return GivenCases(load_cases(as_given(inputs), model))
-    return _tokenized(model, inputs) if inputs.arrays is None else _spelled(model, inputs.arrays, inputs.tokenizer)
-
-
-def _spelled(model: onnx.ModelProto, inputs: Inputs, tokenizer: Any) -> GivenCases:
-    cases, opened = load_cases(as_given(inputs), model), open_tokenizer(tokenizer)
+    if inputs.arrays is None:
+        return _tokenized(model, inputs)
+    cases, opened = load_cases(as_given(inputs.arrays), model), open_tokenizer(inputs.tokenizer)
     every = [next(iter(_ids(model, case.feeds)), ()) for case in cases]
     known = all(opened.id_to_token(number) is not None for ids in every for number in ids)
     spellings = tuple(tuple(spelling(opened, number) for number in ids) for ids in every) if known else ()

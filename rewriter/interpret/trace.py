@@ -224,12 +224,10 @@ class Tracer:
 
     def _is_wave(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
-        node = self.view.made_by(tensor)
-        if node is None or tensor in self.constants:
-            return False
-        if node.op_type in _ROWS:
+        node = None if tensor in self.constants else self.view.made_by(tensor)
+        if node is not None and node.op_type in _ROWS:
             return node.input[0] in self.constants and integer_of(node, "axis", 0) == 0
-        return node.op_type in ("Cos", "Sin")
+        return node is not None and node.op_type in ("Cos", "Sin")
 
     def _turns(self, tensor: str) -> bool:
         """Whether all entries of a tensor are moved and scaled cosines, or sines: 1 or 0 for the angle 0."""
@@ -253,11 +251,7 @@ class Tracer:
         entries = np.arange(1.0, prod(self.shape(source)) + 1).reshape(self.shape(source))
         held = tuple(name for name in names if name in self.constants)
         nothing = {name: np.zeros(self.constants.shape(name) or ()) for name in held}
-        probes = (
-            {source: np.zeros_like(entries)},
-            {source: np.ones_like(entries), **nothing},
-            {source: entries, **nothing},
-        )
+        probes = {source: entries * 0.0}, {source: np.ones_like(entries), **nothing}, {source: entries, **nothing}
         added, factor, numbers = self._values(tensor, path, probes)
         index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
         return Traced(source, index, factor, added, held, any(path.values()))
