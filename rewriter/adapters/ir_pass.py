@@ -27,8 +27,7 @@ class AttentionOnlyPass(FunctionalPass):
 
     def __init__(self, *, needed: bool = False, **options: Unpack[RewriteKeywords]) -> None:
         """`needed`: a model without a block breaks the precondition; `options` are those of `rewriter.rewrite`."""
-        self._needed = needed
-        self._options = options
+        self._needed, self._options = needed, options
         self._result: ir.Model | None = None
         self.report: Report | None = None
 
@@ -89,6 +88,6 @@ class Certified(FunctionalPass):
             raise PostconditionError(f"the result cannot be proved: {error}") from error
         if not found:
             departure = found.certificate.departure
-            lines = [] if departure is None else departure.lines()
+            lines = () if departure is None else departure.lines()
             raise PostconditionError(f"{found.verdict}: {'; '.join((*found.problems, *lines))}")
         return result

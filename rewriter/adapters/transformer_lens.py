@@ -1,21 +1,14 @@
 """`with_mlp_heads`: a TransformerLens model whose MLPs are the neuron heads of an ONNX file.
 
 TransformerLens has one number of heads per model, so the heads of neurons are a layer of their own: they take the place
-of `blocks.3.mlp`, and its hooks are theirs. Each head attends from a token to itself and to m bias tokens of its own,
-so its pattern has 1 + m entries instead of one per token: the token itself comes first. Shapes, with H heads:
-
-    hook_q, hook_k      [batch, tokens, H, 1 or 2]    keys of the token itself
-    hook_v, hook_z      [batch, tokens, H, 1]
-    hook_attn_scores    [batch, tokens, H, 1 + m]
-    hook_pattern        [batch, tokens, H, 1 + m]
-    hook_result         [batch, tokens, H, d_model]   only where `cfg.use_attn_result` is set
-    hook_in, hook_out   [batch, tokens, d_model]
-
-Needs the extra `transformerlens`.
+of `blocks.3.mlp`, and its hooks are theirs, [batch, tokens, heads, ...]. Each head attends from a token to itself and
+to m bias tokens of its own, so its pattern has 1 + m entries instead of one per token: the token itself comes first.
+`hook_result` is recorded where `cfg.use_attn_result` is set. Needs the extra `transformerlens`.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from rewriter.errors import UsageError
@@ -37,16 +30,9 @@ _MAX_DISTANCE = 1e-3  # of an MLP from its heads, relative; programs and float32
 def with_mlp_heads(bridge: Any, model: Source) -> Any:
     """Replace every MLP of a TransformerLens model by the heads of an ONNX file of the same model.
 
-    The logits stay, up to rounding and the certified errors of the head programs. Nothing is changed if an MLP cannot
-    be replaced.
-
-    Args:
-        bridge: a `transformer_lens.TransformerBridge` with unprocessed weights, which is returned.
-        model: path of the ONNX file, original or rewritten, or a model in memory.
-
-    Raises:
-        UsageError: the file has no heads for an MLP of the model, or they do not compute what that MLP does.
-        ModelError: the file is unreadable, malformed or unsafe.
+    The `transformer_lens.TransformerBridge`, with unprocessed weights, is returned. The logits stay, up to rounding and
+    the certified errors of the head programs. Raises ModelError, or UsageError if the file has no heads for an MLP of
+    the model, or they do not compute what that MLP does; then nothing is changed.
     """
     if not hasattr(bridge, "blocks") or not hasattr(bridge, "clear_hook_registry"):
         raise UsageError(f"a TransformerBridge of TransformerLens 4 is needed, not a {type(bridge).__name__}")
@@ -58,7 +44,11 @@ def with_mlp_heads(bridge: Any, model: Source) -> Any:
         _compare(block, made, bridge.cfg.d_model)
         found.append(made.train(block.mlp.training))
     for block, made in zip(bridge.blocks, found, strict=True):
-        _replace(block, made)
+        owner, last = _owner(block)
+        setattr(owner, last, made)
+        block.submodules["mlp"] = made
+        block.add_module("mlp", made)
+        block._register_aliases()  # noqa: SLF001 - hook_mlp_out is the new module's
     bridge.clear_hook_registry()
     bridge._initialize_hook_registry()  # noqa: SLF001 - the only way to have new hooks found
     return bridge
@@ -71,11 +61,10 @@ def _layers(index: HeadIndex, count: int) -> list[str]:
         if name not in known:
             reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed), "")
             raise UsageError(f"the file has no {name} for an MLP of the model{reason}")
-    further = [name for name in known if name not in names]
-    if further:
-        raise UsageError(
-            f"the file has {further[0]}, which has no place in a model of {count} blocks with one MLP each"
-        )
+    for name in known:
+        if name not in names:
+            what = f"has no place in a model of {count} blocks with one MLP each"
+            raise UsageError(f"the file has {name}, which {what}")
     return names
 
 
@@ -97,19 +86,8 @@ def _compare(block: Any, made: Any, width: int) -> None:
 
 
 def _owner(block: Any) -> tuple[Any, str]:
-    owner = block.original_component
     *path, last = str(block.mlp.name).split(".")
-    for part in path:
-        owner = getattr(owner, part, None)
-    return owner, last
-
-
-def _replace(block: Any, made: Any) -> None:
-    owner, last = _owner(block)
-    setattr(owner, last, made)
-    block.submodules["mlp"] = made
-    block.add_module("mlp", made)
-    block._register_aliases()  # noqa: SLF001 - hook_mlp_out is the new module's
+    return reduce(lambda owner, part: getattr(owner, part, None), path, block.original_component), last
 
 
 _WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "bias_V")

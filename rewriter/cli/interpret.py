@@ -10,7 +10,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from rewriter.interpret.text import Text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_WIDTH = 80
-_NAME_WIDTH = 30
-
+_WIDTH, _NAME_WIDTH = 80, 30
 
 _model = click.argument("model", type=click.Path(path_type=Path), callback=one_model)
 _top = click.option(
@@ -49,12 +47,7 @@ _top = click.option(
 )
 
 
-class Logit(NamedTuple):
-    """Entry `logit` of the output's last axis at a token, less entry `minus`."""
-
-    logit: int
-    minus: int | None
-    position: int
+Logit = dict[str, Any]  # as keywords of `attribute`: `logit`, `minus`, `position`
 
 
 def _logit_of(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Logit | None:
@@ -64,18 +57,15 @@ def _logit_of(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
     if read is None:
         raise click.BadParameter(f"'{text}' is not N[-M][:TOKEN], such as 318, 318-262 or 318:5")
     logit, minus, position = read.groups()
-    return Logit(int(logit), None if minus is None else int(minus), int(position or -1))
+    return {"logit": int(logit), "minus": None if minus is None else int(minus), "position": int(position or -1)}
 
 
 def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command]:
     """`--inputs`, `--text`, `--tokenizer` as `inputs`, a path or `Text`; if `optional`, the tokenizer as well."""
+    where = "A tokenizer.json, or a folder with one; default: the one beside MODEL. Needs the extra text."
     options = (
         click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
-        file_option(
-            "--tokenizer",
-            metavar="FILE",
-            help="A tokenizer.json, or a folder with one; default: the one beside MODEL. Needs the extra text.",
-        ),
+        file_option("--tokenizer", metavar="FILE", help=where),
     )
 
     def decorated(command: Command) -> Command:
@@ -106,15 +96,13 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
 
 
 def _logit(told: str, *, required: bool = False) -> Callable[[Command], Command]:
-    entry = f"{told}entry N of the output's last axis, less entry M, at TOKEN; default: the last one."
-    return click.option(
-        "--logit", metavar="N[-M][:TOKEN]", required=required, callback=_logit_of, help=entry[0].upper() + entry[1:]
-    )
+    told += " N of the output's last axis, less entry M, at TOKEN; default: the last one."
+    return click.option("--logit", metavar="N[-M][:TOKEN]", required=required, callback=_logit_of, help=told)
 
 
-def _files_of(inputs: Path | Text) -> tuple[Path, ...]:
-    paths = (inputs,) if isinstance(inputs, Path) else (inputs.tokenizer, inputs.arrays)
-    return tuple(Path(path) for path in paths if isinstance(path, Path))
+def _files_of(inputs: Path | Text | None) -> tuple[Path, ...]:
+    paths = (inputs,) if isinstance(inputs, Path) or inputs is None else (inputs.tokenizer, inputs.arrays)
+    return tuple(path for path in paths if isinstance(path, Path))
 
 
 def _echo(lines: Iterable[str], report: Path | None = None) -> None:
@@ -139,7 +127,7 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     help="Write a page with patterns, activations and tokens of heads on one sequence of --inputs.",
 )
 @_inputs("With --html: the inputs, one case.", optional=True)
-@_logit("With --html: attribute ")
+@_logit("With --html: attribute entry")
 @report_option("the list of heads")
 def heads(
     model: Path,
@@ -163,11 +151,10 @@ def heads(
     from rewriter.interpret.page import head_pictures
     from rewriter.report.html import render_heads
 
-    files = (model, output, *(() if inputs is None else _files_of(inputs)))
+    files = (model, output, *_files_of(inputs))
     if page is None:
-        first = next((name for name, value in (("inputs", inputs), ("logit", logit)) if value is not None), None)
-        if first is not None:
-            raise UsageError(f"--{first} is for the page; add --html FILE.html")
+        if inputs is not None or logit is not None:
+            raise UsageError(f"--{'logit' if inputs is None else 'inputs'} is for the page; add --html FILE.html")
     elif inputs is None:
         raise UsageError("--html shows heads on inputs; add --inputs FILE.npz or --text TEXT")
     else:
@@ -181,8 +168,7 @@ def heads(
         check_output(output, source=found.source, force=False)
         found.write(output)
     if page is not None and inputs is not None:
-        asked = {} if logit is None else logit._asdict()
-        write_text(page, render_heads(head_pictures(model, inputs, tokenizer=tokenizer, **asked)))
+        write_text(page, render_heads(head_pictures(model, inputs, tokenizer=tokenizer, **logit or {})))
     facts = found.to_json()
     write_report(report, lambda: facts)
     lines = list(_head_rows(found, facts))
@@ -205,19 +191,17 @@ def heads(
 
 def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
     for each in found.sublayers:
-        described = _described(facts["sublayers"][each.name])
+        own = facts["sublayers"][each.name]
+        if own["kind"] == "neurons":
+            extras = [f" of {own['neurons']} neurons, {own['activation']} as {own['program']}"]
+        else:
+            extras = [f", {own['groups']} per key and value"] * (own["groups"] > 1)
+            extras += [f", {word}" for word in ("rotary", "cross") if own[word]]
+        described = f"{own['heads']:>6} heads{''.join(extras)}"
         yield f"{one_line(each.name, 100):<24} {described}  {one_line(each.module, 160)}"
     for miss in found.missed:
         where = f" [{one_line(miss.node, 100)}]" if miss.node else ""
         yield f"not understood: {one_line(miss.reason, 160)}{where}"
-
-
-def _described(facts: Mapping[str, Any]) -> str:
-    if facts["kind"] == "neurons":
-        return f"{facts['heads']:>6} heads of {facts['neurons']} neurons, {facts['activation']} as {facts['program']}"
-    extras = [f"{facts['groups']} per key and value"] * (facts["groups"] > 1)
-    extras += [word for word in ("rotary", "cross") if facts[word]]
-    return ", ".join([f"{facts['heads']:>6} heads", *extras])
 
 
 @command(
@@ -268,7 +252,7 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 )
 @_model
 @_inputs("The inputs: one case.")
-@_logit("Attribute ")
+@_logit("Attribute entry")
 @click.option(
     "--why",
     metavar="HEAD[:QUERY[:KEY]]",
@@ -298,24 +282,24 @@ def attribute(
 Answer = tuple[list[str], dict[str, Any]]  # lines to print, and the report
 
 
+def _difference(entries: Iterable[str]) -> str:
+    return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
+
+
 def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Answer:
     from rewriter.interpret.attribute import attribute as attributed
     from rewriter.report.report import plain_data
 
-    found = attributed(model, inputs, **logit._asdict())
+    found = attributed(model, inputs, **logit)
     sums = {"direct": found.direct, "paths": found.paths}
-    texts = {"tokens": list(found.tokens), "entries": list(found.entries)} if found.tokens else {}
+    texts = {"tokens": found.tokens, "entries": found.entries} if found.tokens else {}
     all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
-    facts = dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": dict(found.residuals)}))
+    facts = dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": found.residuals}))
     lines = [f"logit {found.logit:.6g}{_difference(found.entries)}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
         lines += [f"  {_amount(value)}  {part}" for part, value in _largest(parts, top, found.tokens)]
     return lines, facts
-
-
-def _difference(entries: Iterable[str]) -> str:
-    return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
 
 
 def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Answer:
@@ -359,7 +343,7 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
 )
 @_model
 @_inputs("The inputs: one case.")
-@_logit("", required=True)
+@_logit("Entry", required=True)
 @file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json.")
 def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -> int:
     """Make the attribution graph of a logit: tokens, biases, heads and neurons, and their direct effects.
@@ -373,11 +357,11 @@ def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -
     from rewriter.interpret.graph import attribution_graph
     from rewriter.report.report import plain_data, write_json
 
-    found = attribution_graph(model, inputs, **logit._asdict())
+    found = attribution_graph(model, inputs, **logit)
     made = plain_data(found.to_json())
     if out is not None:
         write_json(out, made)
-    spelled = found.entries != tuple(str(entry) for entry in logit[:2] if entry is not None)
+    spelled = found.entries != tuple(str(logit[name]) for name in ("logit", "minus") if logit[name] is not None)
     facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (
         f"logit {found.logit:.6g}{_difference(found.entries) if spelled else ''}",
@@ -421,8 +405,7 @@ def rank(
     With --against OTHER.onnx: which of them OTHER, such as MODEL quantised, computes most differently, and how much of
     the outputs' error goes when one of them alone is MODEL's again.
     """
-    files = (model, *(() if against is None else (against,)), *(() if inputs is None else _files_of(inputs)))
-    check_report(report, files)
+    check_report(report, (model, against, *_files_of(inputs)))
     from rewriter.interpret.against import changed_heads
     from rewriter.interpret.index import heads as index_of
     from rewriter.interpret.rank import compositions, head_tokens

@@ -1,8 +1,7 @@
 """`changed_heads`: which heads and neurons another model, such as a quantised one, computes most differently.
 
 The heads of both models are evaluated on the inputs of the other model's heads, so that their outputs differ only by
-their weights. A head is restored by adding this difference to its sublayer's output: the other model then computes the
-result that it would have with this head of the original.
+their weights. A head is restored by adding this difference to its sublayer's output.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.index import AffineMap, HeadIndex, count_of, heads
+from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.interventions import replaced, written_by
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read, written
@@ -33,8 +32,7 @@ class ChangedHead:
     head: str
     weights: float  # the norm of the change over the original's, as root mean square over W_Q, W_K, W_V and W_O
     written: float  # the norm of the change of its output on the inputs, over that of its sublayer's output
-    # the share of the outputs' error that is removed by restoring only this head; None if not run.
-    restored: float | None = None
+    restored: float | None = None  # share of the outputs' error removed by restoring this head alone; None if not run
 
 
 @dataclass(frozen=True)
@@ -46,18 +44,10 @@ class ChangedHeads:
 
 
 def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: int = 10) -> ChangedHeads:
-    """The heads and neurons that another model has changed most, run by onnxruntime.
+    """The heads and neurons that `other`, such as a quantised or fine-tuned model, has changed most.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
-        other: one with the same heads, such as a quantised or a fine-tuned one.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
-        top: how many heads are restored, one by one.
-
-    Raises:
-        UsageError: the models have different heads, or no tensor holds what neurons write.
-        ModelError: a model is unreadable, malformed or unsafe.
-        ValidationError: onnxruntime does not run a model on the inputs.
+    `top` of them are restored, one by one. Inputs are those of `attribute`, errors those of `run_with_cache`; a
+    UsageError is also that the models have different heads, or no tensor of what neurons write.
     """
     index, changed = (heads(each, program="fast", wide=True) for each in (model, other))
     kinds, others = ({each.name: _described(found, each) for each in found.sublayers} for found in (index, changed))
@@ -114,7 +104,7 @@ def _error(made: Sequence[Array], wanted: Sequence[Array]) -> float:
 def _described(index: HeadIndex, named: Named) -> str:
     own, (*_, width, channels) = named.sublayer, index.tensors[f"{named.name}.W_O"].shape
     kind = f"heads of width {width}" if isinstance(own, Attention) else f"{'gated ' * own.gated}neurons"
-    return f"{count_of(named)} {kind} on {channels} channels"
+    return f"{named.sublayer.count} {kind} on {channels} channels"
 
 
 def _members(index: HeadIndex, named: Named, values: Mapping[str, Array]) -> tuple[Array, Array]:
@@ -132,7 +122,7 @@ def _changes(index: HeadIndex, changed: HeadIndex, one: Named, two: Named) -> li
     for part in ("W_Q", "W_K", "W_V", "W_O"):
         ours, theirs = index[f"{one.name}.{part}"], changed[f"{two.name}.{part}"]
         # A neuron has all heads g * members + n of its program.
-        apart = [each.reshape(-1, count_of(one), each[0].size) for each in (ours - theirs, ours)]
+        apart = [each.reshape(-1, one.sublayer.count, each[0].size) for each in (ours - theirs, ours)]
         change, size = (np.linalg.norm(each, axis=(0, 2)) for each in apart)
         shares += [change / np.where(size == 0.0, 1.0, size)] if ours.any() else []
     return list(map(float, np.sqrt(np.mean(np.square(shares), axis=0))))

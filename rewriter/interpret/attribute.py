@@ -1,10 +1,8 @@
 """`attribute`: a logit as a sum over heads, neurons, tokens and biases (docs/heads.md#what-a-logit-is-made-of).
 
-Two sums, each with its residual:
-
-    direct  what every head, neuron, bias and the embedding write to the stream along the logit's direction, with the
-            last normalisation's denominator held;
-    paths   over tokens and constants, along all paths, with patterns of original heads, denominators and gates held.
+Of two sums, `direct` is what every head, neuron, bias and the embedding write to the stream along the logit's
+direction, with the last normalisation's denominator held. `paths` is over tokens and constants, along all paths, with
+patterns of original heads, denominators and gates held.
 
 The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), so the answer depends on the function, not on the
 head program; f(0) is the part of the bias tokens. Half of h(g) u is attributed to the inputs of g and half to those of
@@ -17,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -67,12 +65,8 @@ def attribute(
 ) -> Attribution:
     """Attribute a logit, evaluated in float64, to heads, neurons, tokens and biases.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`. Of a batch the first sequence counts.
-        logit: which entry of the first output's last axis.
-        minus: attribute the difference from this entry instead.
-        position: the token.
+    The logit is an entry of the first output's last axis, less the entry `minus`, at the token `position`. Inputs are
+    arrays by input name, an npz file with one case, or a `Text`; of a batch the first sequence counts.
 
     Raises:
         UsageError: an index is out of range, or the output does not read the residual stream through a normalisation.
@@ -105,15 +99,12 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A sublayer that is affine in its input. Members are heads, or neurons, for which K is 1.
-
-    Weights are read lazily: in float64 those of all layers may not fit into memory.
-    """
+    """A sublayer that is affine in its input. Members are heads, or neurons, for which K is 1."""
 
     norm: FrozenNorm | None  # before its values; None if they are of another sequence
     written: Array  # [T, members, K], before the output projection
     bias: Array  # b_O, [D]
-    weight: Callable[[], Array]  # reads W_O, [members * K, D]
+    weight: Callable[[], Array]  # reads W_O, [members * K, D]: all weights in float64 may not fit into memory
     after: FrozenNorm | None = field(default=None, kw_only=True)  # the normalisation of the sublayer's output
 
     def at_written(self, gradient: Array) -> Array:
@@ -129,10 +120,9 @@ class Step:
 
     def constants(self, gradient: Array) -> dict[str, Array]:
         """The contributions of constants along `gradient` [T, D]."""
-        found = {"b_O": np.asarray((self._at_output(gradient) * self.bias).sum())}
-        if self.after is not None:
-            found["after.ln.b"] = np.asarray(self.after.constant(gradient))
         at = self.at_written(gradient)
+        found = {"b_O": np.asarray((self._at_output(gradient) * self.bias).sum())}
+        found |= {} if self.after is None else {"after.ln.b": np.asarray(self.after.constant(gradient))}
         found |= self._constants(at)
         return found if self.norm is None else {**found, "ln.b": np.asarray(self.norm.constant(self._at_norm(at)))}
 
@@ -196,11 +186,9 @@ class NeuronStep(Step):
         return cls(norm, (made * linear)[..., None], output.bias(), output.weight, shares, 0.0)
 
     def _constants(self, at: Array) -> dict[str, Array]:
-        found, own = dict[str, Array](), at[..., 0]
-        if self.constant:
-            found["bias_tokens"] = own.sum(axis=0) * self.constant
-        found["b_in"] = np.asarray(sum((own * rate).sum(axis=0) * affine.bias() for rate, affine in self.reads))
-        return found
+        own = at[..., 0]
+        found = {"bias_tokens": own.sum(axis=0) * self.constant} if self.constant else {}
+        return {**found, "b_in": np.asarray(sum((own * r).sum(axis=0) * each.bias() for r, each in self.reads))}
 
     def _at_norm(self, at: Array) -> Array:
         return np.asarray(sum((at[..., 0] * rate) @ affine.weight().T for rate, affine in self.reads))
@@ -249,18 +237,16 @@ class Written:
 
 def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, Step, int], Array]:
     """The vectors of heads at some tokens; `neurons` are separate members, else a sublayer's neurons are one."""
-    kept: dict[str, Mapping[int, Array]] = {}
 
-    def vectors(name: str, step: Step, token: int) -> Array:
-        if name not in kept:  # read weights once
-            own = step.written[tokens].swapaxes(0, 1)
-            if isinstance(step, NeuronStep) and not neurons:
-                own = own.transpose(2, 1, 0)
-            made = own @ step.weight().reshape(len(own), own.shape[-1], -1)
-            kept[name] = dict(zip(tokens, made.swapaxes(0, 1), strict=True))
-        return kept[name][token]
+    @cache  # weights are read once
+    def all_of(step: Step) -> Mapping[int, Array]:
+        own = step.written[tokens].swapaxes(0, 1)
+        if isinstance(step, NeuronStep) and not neurons:
+            own = own.transpose(2, 1, 0)
+        made = own @ step.weight().reshape(len(own), own.shape[-1], -1)
+        return dict(zip(tokens, made.swapaxes(0, 1), strict=True))
 
-    return vectors
+    return lambda _, step, token: all_of(step)[token]
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,12 +262,6 @@ class Linear:
     read: Array  # [T, D], the logit's gradient at its result
     constants: Mapping[str, Array]
     position: int
-
-
-_PARTS: Mapping[type, tuple[str, ...]] = {Attention: ("pattern", "v", "z"), NeuronHeads: ("pre", "pre_linear")}
-"""The hooks from which a step is built."""
-
-_COUNTED = (".hook_q", ".hook_v", ".hook_pre")  # hooks by which sequences are counted
 
 
 class FrozenRun:
@@ -304,19 +284,19 @@ class FrozenRun:
         """Run the model, and keep `further` tensors (except "") and those of the first stages. Raises UsageError."""
         needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
-            norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
-            needed |= {stage.before, stage.after, *(norm.output for norm in norms if norm)}
-            after = [norm for named in stage.sublayers if (norm := self._writes[named.name].norm)]
-            needed |= {tensor for norm in after for tensor in (norm.data, norm.output)}
+            needed |= {stage.before, stage.after, stage.norm.output if stage.norm else ""}
             for named in stage.sublayers:
-                own = named.sublayer
+                own, before, after = named.sublayer, self._norm(stage, named), self._writes[named.name].norm
+                needed |= {before.output} if before else set()
+                needed |= {after.data, after.output} if after else set()
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
                 needed.update(tensor for hook in self._hooks(named).values() for tensor in hook.tensors)
         self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
 
     def _hooks(self, named: Named) -> dict[str, Hook]:
-        known = {part: f"{named.name}.hook_{part}" for part in _PARTS[type(named.sublayer)]}
-        return {part: self.hooks[name] for part, name in known.items() if name in self.hooks}
+        parts = ("pattern", "v", "z") if isinstance(named.sublayer, Attention) else ("pre", "pre_linear")
+        found = {part: self.hooks.get(f"{named.name}.hook_{part}") for part in parts}
+        return {part: hook for part, hook in found.items() if hook}
 
     def _norm(self, stage: Stage, named: Named) -> Norm | None:
         """The normalisation before a sublayer's values; None without one, or for values of another sequence."""
@@ -341,9 +321,9 @@ class FrozenRun:
 
     @cached_property
     def batch(self) -> int:
-        """Some exports have batch and tokens as one axis."""
-        counted = [hook for name, hook in self.hooks.items() if name.endswith(_COUNTED)]
-        return len(next(hook for hook in counted if {*hook.tensors} <= {*self.values}).make(self.values))
+        """The number of sequences: some exports have batch and tokens as one axis."""
+        hooks = [hook for name, hook in self.hooks.items() if name.endswith((".hook_q", ".hook_v", ".hook_pre"))]
+        return len(next(hook for hook in hooks if {*hook.tensors} <= {*self.values}).make(self.values))
 
     def own(self, array: Array) -> Array:
         """The sequence's part of an array [batch, ...]."""
@@ -351,8 +331,7 @@ class FrozenRun:
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """The tokenizer's text of output entries; empty if they are not its tokens."""
-        count = self.values[self._output].shape[-1]
-        words = tuple(self.given.entry(number, count) for number in numbers)
+        words = tuple(self.given.entry(number, self.values[self._output].shape[-1]) for number in numbers)
         return words if all(words) else ()
 
     def entries(self, position: int) -> Array:
@@ -360,7 +339,7 @@ class FrozenRun:
         return np.asarray(made if self.chain.token is not None else made[position])
 
     def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:
-        """The frozen network up to one entry, or the difference of two; keeps `further` tensors. Raises UsageError."""
+        """The frozen network up to an entry, or a difference of two; keeps `further` tensors. Raises UsageError."""
         chain = self.chain
         self.start(len(chain.stages), (self._output, chain.logits, chain.norm.output, *further))
         shape = self.values[self._output].shape
@@ -374,15 +353,19 @@ class FrozenRun:
             size = sizes[what]
             if not -size <= entry < size:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
-        chosen = np.zeros(made.shape[-1])
-        chosen[logit] += 1.0
+        direction, constants = np.zeros(made.shape[-1]), dict[str, Array]()
+        direction[logit] += 1.0
         if minus is not None:
-            chosen[minus] -= 1.0
+            direction[minus] -= 1.0
         value = float(made[position, logit] - (0.0 if minus is None else made[position, minus]))
-        start = self.stream(chain.stages[0].before)
+        if chain.unembedding is not None:
+            affine = AffineMap(chain.unembedding, self.index.value_of)
+            constants["unembed.b"] = np.asarray(float(affine.bias() @ direction))
+            direction = affine.weight() @ direction * chain.factor
+        start, end = self.stream(chain.stages[0].before), self.freeze(chain.norm, chain.stages[-1].after, self._output)
         token = (position if chain.token is None else chain.token) % len(start)
-        read, constants = self._unembedded(chosen, token)
-        end = self.freeze(chain.norm, chain.stages[-1].after, self._output)
+        read = np.zeros((len(start), len(direction)))
+        read[token] = direction
         constants["final.ln.b"] = np.asarray(end.constant(read))
         after, stages, gradients = end.back(read), self.stages(len(chain.stages)), list[tuple[Array, Array]]()
         for stage in reversed(stages):
@@ -394,60 +377,46 @@ class FrozenRun:
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must have been started."""
         return [
-            FrozenStage({named.name: self._normed(stage, named) for named in stage.sublayers}, self.between(place))
+            FrozenStage({named.name: self._step(stage, named) for named in stage.sublayers}, self.between(place))
             for place, stage in enumerate(self.chain.stages[:count])
         ]
 
-    def _normed(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
-        step, norm = self._step(stage, named), self._writes[named.name].norm
-        return step if norm is None else replace(step, after=self.freeze(norm, norm.data, named.name))
-
     def between(self, place: int) -> FrozenNorm | None:
-        stage = self.chain.stages[place]
-        if stage.norm is None:
-            return None
-        return self.freeze(stage.norm, self.chain.stages[place - 1].after, stage.sublayers[0].name)
-
-    def _unembedded(self, chosen: Array, token: int) -> tuple[Array, dict[str, Array]]:
-        """(the gradient at the normalised stream [T, D], the contributions of later biases)."""
-        found: dict[str, Array] = {}
-        direction = chosen
-        if self.chain.unembedding is not None:
-            affine = AffineMap(self.chain.unembedding, self.index.value_of)
-            direction = affine.weight() @ chosen * self.chain.factor
-            found["unembed.b"] = np.asarray(float(affine.bias() @ chosen))
-        gradient = np.zeros((len(self.stream(self.chain.stages[-1].after)), len(direction)))
-        gradient[token] = direction
-        return gradient, found
+        stage, before = self.chain.stages[place], self.chain.stages[place - 1].after
+        return None if stage.norm is None else self.freeze(stage.norm, before, stage.sublayers[0].name)
 
     def _step(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
         own, frozen = named.sublayer, self.freeze(self._norm(stage, named), stage.before, named.name)
         hooked = {part: self.own(hook.make(self.values)) for part, hook in self._hooks(named).items()}
+        norm = self._writes[named.name].norm
+        after = None if norm is None else self.freeze(norm, norm.data, named.name)
         if isinstance(own, NeuronHeads):
             step = NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
-            if not own.gate:
-                return step
             # The file's own output: with its rounded constants, a computed one would differ in the last digits.
-            return replace(step, written=self.stream(own.output.data)[..., None])
+            written = self.stream(own.output.data)[..., None] if own.gate else step.written
+            return replace(step, written=written, after=after)
 
         def weight(part: str) -> Array:
             return self.index[f"{named.name}.{part}"]
 
-        def rows() -> Array:
-            return weight("W_O").reshape(own.channels.size, -1)
-
-        norm, (pattern, value) = None if own.cross else frozen, (hooked[part] for part in ("pattern", "v"))
+        pattern, value = hooked["pattern"], hooked["v"]
         # New keys are the last ones; in an empty cache of fixed size the first.
         count, keys = len(value), pattern.shape[-1]
         apart = (slice(keys - count, None), slice(keys - count)), (slice(count), slice(count, None))
         places = next((new for new, held in apart if not pattern[..., held].any()), None)
         if places is None:
-            raise UsageError(
-                f"{named.name} attends to tokens of a cache, whose parts are not known; give it an empty one"
-            )
-        pattern = pattern[..., places]
+            what = f"{named.name} attends to tokens of a cache, whose parts are not known"
+            raise UsageError(f"{what}; give it an empty one")
         return AttentionStep(
-            norm, hooked["z"], weight("b_O"), rows, pattern, value, weight("b_V"), partial(weight, "W_V")
+            None if own.cross else frozen,
+            hooked["z"],
+            weight("b_O"),
+            lambda: weight("W_O").reshape(own.channels.size, -1),
+            pattern[..., places],
+            value,
+            weight("b_V"),
+            partial(weight, "W_V"),
+            after=after,
         )
 
     def freeze(self, norm: Norm | None, before: str, where: str) -> FrozenNorm:

@@ -1,13 +1,11 @@
-"""`attribution_graph`: the computation of a logit as a graph of direct effects.
+"""`attribution_graph`: the computation of a logit as a graph of direct effects, without transcoders or error nodes.
 
-A neuron is a node at each token, whose activation is one number. An original head writes a vector; its node represents
-the part of it that the logit reads, along all paths. Heads and neurons beyond the largest are one node per sublayer and
-token, `rest`, in the same sense: nothing is left out. There are no transcoders and no error nodes.
+A neuron is a node at each token, whose activation is one number. The node of an original head is the part of its vector
+that the logit reads, along all paths; heads and neurons beyond the largest are one node `rest` per sublayer and token.
 
-An edge is the direct contribution of the source, through the stream only and no other sublayer, to the target's
-activation; patterns, gates and the denominators of normalisations are held (`rewriter.interpret.attribute`). A node's
-in-edges sum to its activation. Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model, of
-one sequence.
+An edge is the direct contribution of the source, through no other sublayer, to the target's activation; patterns, gates
+and the denominators of normalisations are held (`rewriter.interpret.attribute`). In-edges sum to the activation.
+Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model, of one sequence.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
-from rewriter.interpret.index import HeadIndex, count_of
+from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.text import InputsOrText, token_ids
-from rewriter.interpret.why import ScoreTerms, Why, as_why, scores_of
+from rewriter.interpret.why import ScoreTerms, Why, scores_of
 
 _MAX_NODES = 10_000  # all their edges fit into a gigabyte
 _KEPT_NODES, _KEPT_EDGES = 0.8, 0.98  # shares of influence that pruning keeps, as in circuit-tracer
@@ -41,11 +39,9 @@ class GraphNode:
 
     kind: str  # `embedding`, `neuron`, `head`, `rest`, `bias` or `logit`
     name: str  # `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`
-    index: int  # of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds.
+    index: int  # of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds
     token: int
-    # the sum of in-edges: a neuron's activation, the logit, the part of others that the logit reads; 0 for embeddings
-    # and biases.
-    activation: float = 0.0
+    activation: float = 0.0  # the sum of in-edges; 0 for embeddings and biases
     gradient: float = 0.0  # of the logit by the activation, along all paths
 
 
@@ -82,9 +78,8 @@ class AttributionGraph:
     def to_json(self) -> dict[str, Any]:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
 
-        The schema leaves feature types open: new names keep viewers from looking for transcoder features. Heads have
-        the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`; nodes that
-        only scores read are `qk_only_nodes`.
+        Feature types have new names, so that viewers do not look for transcoder features. Heads have the largest terms
+        of their score as Neuronpedia's `qk_tracing_results`; nodes that only scores read are `qk_only_nodes`.
         """
         targets, sources = np.nonzero(self.links)
         ids, left = self.ids, self.kept.nonzero()[0].tolist()
@@ -164,7 +159,7 @@ def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) ->
         start = 0
         for each in sorted(sublayers, key=lambda one: not isinstance(one.sublayer, NeuronHeads)):
             starts[each.name] = (str(number), start)
-            start += count_of(each)
+            start += each.sublayer.count
         own = [name for name in left if any(name.startswith(f"{each.name}.") for each in sublayers)]
         starts.update({name: (str(number), place) for place, name in enumerate(own, start)})
     last = len(index.layers)
@@ -202,7 +197,7 @@ def attribution_graph(
     nodes = [GraphNode("embedding", "embed", 0, token) for token in range(length)]
     members = _members_of(linear, nodes, max_nodes)
     nodes.append(GraphNode("logit", "logit", entry, linear.position, linear.value, 1.0))
-    found = _edges(linear, members, nodes)
+    found = _Edges(linear, members, nodes)
     edges, count = found.matrix(), len(nodes)
     kinds = np.array([node.kind for node in nodes])
     kept, links, cumulative = prune(edges, kinds, _KEPT_NODES, _KEPT_EDGES)
@@ -262,7 +257,7 @@ class Members:
 
 
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
-    """Sublayer to its heads or neurons; the `most` with the largest effects have separate nodes."""
+    """Sublayer to its heads or neurons; adds nodes: the `most` with the largest effects have separate ones."""
     gradients = {
         name: (step, step.at_written(after))
         for stage, (_, after) in zip(linear.stages, linear.gradients, strict=True)
@@ -273,37 +268,32 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
     found: dict[str, Members] = {}
     for name, (step, at) in gradients.items():
-        count = at[..., 0].size
-        found[name] = _members(nodes, name, step, at, chosen[:count].reshape(at.shape[:2]))
-        chosen = chosen[count:]
+        neurons, effects = isinstance(step, NeuronStep), (at * step.written).sum(axis=-1)
+        own, chosen = chosen[: effects.size].reshape(effects.shape), chosen[effects.size :]
+        places = np.zeros(effects.shape, np.int64)
+        for token, row in enumerate(own):
+            if not row.all():
+                places[token] = len(nodes)
+                nodes.append(GraphNode("rest", f"{name}.rest", 0, token, float(effects[token, ~row].sum()), 1.0))
+            for number in np.flatnonzero(row).tolist():
+                places[token, number] = len(nodes)
+                kind, activation, gradient = "head", effects[token, number], 1.0
+                if neurons:
+                    kind, activation, gradient = "neuron", step.written[token, number, 0], at[token, number, 0]
+                nodes.append(GraphNode(kind, name, number, token, float(activation), float(gradient)))
+        found[name] = Members(step, places, np.where(own[..., None], 1.0, at) if neurons else at)
     return found
-
-
-def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Array) -> Members:
-    """Adds the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at their outputs."""
-    places, effects = np.zeros(chosen.shape, np.int64), (at * step.written).sum(axis=-1)
-    for token, row in enumerate(chosen):
-        if not row.all():
-            places[token] = len(nodes)
-            nodes.append(GraphNode("rest", f"{name}.rest", 0, token, float(effects[token, ~row].sum()), 1.0))
-        for number in np.flatnonzero(row).tolist():
-            places[token, number] = len(nodes)
-            kind, activation, gradient = "head", effects[token, number], 1.0
-            if isinstance(step, NeuronStep):
-                kind, activation, gradient = "neuron", step.written[token, number, 0], at[token, number, 0]
-            nodes.append(GraphNode(kind, name, number, token, float(activation), float(gradient)))
-    return Members(step, places, np.where(chosen[..., None], 1.0, at) if isinstance(step, NeuronStep) else at)
 
 
 # -- edges ---------------------------------------------------------------------------------------------------------
 
-
+# Of nodes at one token: places [K], their activations' gradients at the stream [K, D], constants' contributions [K].
 Read = tuple[Array, Array, Mapping[str, Array]]
-"""The inputs of nodes at one token: their places [K], the gradients of their activations at the stream [K, D], and the
-contribution of each constant [K]."""
 
 
 class _Edges:
+    """All edges; adds the nodes of constants. The first nodes are the embeddings, the last is the logit."""
+
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._members, self._nodes = members, nodes
         self._written = Written(
@@ -314,8 +304,19 @@ class _Edges:
         self._known = {("embed", token): token for token in range(len(linear.start))}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
         self._blocks: list[tuple[Array, Array, Array]] = []
+        target = np.array([len(nodes) - 1])
+        for place, stage in enumerate(linear.stages):
+            for name in stage.steps:
+                own = members[name]
+                reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
+                for token, read in enumerate(reads):
+                    self._trace(place, token, read, f"{name}.")
+        for token, row in enumerate(linear.end.back(linear.read)):
+            constants = linear.constants if token == linear.position else {}
+            added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
+            self._trace(len(linear.stages), token, (target, row[None], added))
 
-    def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
+    def _trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
         """The in-edges of a stage's nodes from one token."""
         targets, rows, constants = read
         for name, added in constants.items():
@@ -340,7 +341,7 @@ class _Edges:
         def named(ids: Sequence[str]) -> Why:
             rows, columns = (tuple(ids[place] for place in places.tolist()) for places in (asked, told))
             score = scores.at(node.index, query, key)
-            return as_why(f"{node.name}[{node.index}]", (query, key), score, rows, columns, first @ second.T)
+            return Why(f"{node.name}[{node.index}]", query, key, *score, rows, columns, first @ second.T)
 
         return named
 
@@ -355,29 +356,12 @@ class _Edges:
     def matrix(self) -> Array:
         size = len(self._nodes)
         if size > _MAX_NODES:
-            raise UsageError(
-                f"the graph would have {size:,} nodes, more than {_MAX_NODES:,}: take fewer of them, or tokens"
-            )
+            what = f"the graph would have {size:,} nodes, more than {_MAX_NODES:,}"
+            raise UsageError(f"{what}: take fewer of them, or tokens")
         found = np.zeros((size, size))
         for targets, origins, weights in self._blocks:
             found[targets[:, None], origins] += weights
         return found
-
-
-def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> _Edges:
-    """All edges; adds the nodes of constants. The first nodes are the embeddings, the last is the logit."""
-    edges, logit = _Edges(linear, members, nodes), len(nodes) - 1
-    for place, stage in enumerate(linear.stages):
-        for name in stage.steps:
-            own = members[name]
-            reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
-            for token, read in enumerate(reads):
-                edges.trace(place, token, read, f"{name}.")
-    for token, row in enumerate(linear.end.back(linear.read)):
-        constants = linear.constants if token == linear.position else {}
-        added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
-        edges.trace(len(linear.stages), token, (np.array([logit]), row[None], added))
-    return edges
 
 
 def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
@@ -420,10 +404,9 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
         yield members.nodes, step.norm.back_at(token, rows), parts
 
 
-# -- influence, pruning and scores, as circuit-tracer defines them -------------------------------------------------
-#
-# Ameisen et al., "Circuit Tracing", 2025. Rows of the adjacency matrix are targets; their absolute values divided by
-# their sums are A, and a node's influence is its entry of w (A + A^2 + ...), w being 1 at the logit.
+# -- influence, pruning and scores, as circuit-tracer defines them (Ameisen et al., "Circuit Tracing", 2025) --------
+# Rows of the adjacency matrix are targets; their absolute values divided by their sums are A, and a node's influence is
+# its entry of w (A + A^2 + ...), w being 1 at the logit.
 
 
 def influence(weights: Array, start: Array) -> Array:
@@ -441,10 +424,9 @@ def normalised(adjacency: Array, missing: Array | float = 0.0) -> Array:
 
 
 def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float]:
-    """The share of the logit that a graph explains, with an error node for the part `missing` [N] of nodes' in-edges.
+    """(replacement, the share of influence on the logit that begins at tokens; completeness, the present in-edges').
 
-    Returns (replacement, the share of influence on the logit that begins at tokens; completeness, the present share of
-    in-edges, averaged with influence as weight), each from 0 to 1.
+    Error nodes have the part `missing` [N] of nodes' in-edges; shares of in-edges are averaged by influence.
     """
     start = np.asarray(kinds == "logit", dtype=float)
     found = influence(normalised(adjacency, missing), start)
@@ -456,10 +438,9 @@ def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float
 
 
 def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold: float) -> tuple[Array, Array, Array]:
-    """The nodes with the most influence that have `node_threshold` of it, then edges among them likewise.
+    """The nodes [N] with the most influence, `node_threshold` of it, tokens and the logit, and edges [N, N] likewise.
 
-    Tokens and the logit stay. Returns (nodes [N] and edges [N, N] that are left, the share of all influence [N] of
-    nodes with at least each one's influence).
+    Third is the share of all influence [N] of nodes with at least each one's influence.
     """
     start = np.asarray(kinds == "logit", dtype=float)
     kept, sources = np.isin(kinds, ["embedding", "logit"]), np.isin(kinds, ["embedding", "bias"])

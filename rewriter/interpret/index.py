@@ -24,6 +24,7 @@ from passes.match.projections import Projection, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
 from passes.programs.groups import Group
+from passes.programs.head import BiasToken
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
@@ -63,10 +64,8 @@ class AffineMap:
 
     def weight(self) -> Array:
         """W, [in, out]."""
-        plain = self._plain()
-        if self.norm is None or not self.norm.scale:
-            return plain
-        return np.asarray(self.value_of(self.norm.scale).reshape(-1, 1) * plain)
+        scale = self.value_of(self.norm.scale).reshape(-1, 1) if self.norm is not None and self.norm.scale else None
+        return self._plain() if scale is None else scale * self._plain()
 
     def bias(self) -> Array:
         """b, [out]."""
@@ -87,10 +86,7 @@ class AffineMap:
 
 
 def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
-    """Entries [..., channels] of a linear operator as those of heads, [..., heads, d_head], with constants added.
-
-    The factor in the graph is applied to values; that of queries and keys belongs to the scale of the scores.
-    """
+    """[..., heads, d_head] of a linear operator's output [..., channels], with constants, and of values the factor."""
     total = plain[..., heads.columns] + heads.added.astype(plain.dtype)
     return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 
@@ -111,7 +107,7 @@ class HeadIndex(Mapping[str, Array]):
     whole: bool = False  # of form `whole`, whose tensors have rows of bias tokens and columns of positions
 
     def __getitem__(self, name: str) -> Array:
-        """One tensor, computed from the model's weights. Raises KeyError, or ModelError for unreadable weights."""
+        """Raises KeyError, or ModelError for unreadable weights."""
         tensor = self.tensors[name]
         try:
             return np.ascontiguousarray(tensor.make().astype(tensor.dtype, copy=False)).reshape(tensor.shape)
@@ -140,19 +136,13 @@ class HeadIndex(Mapping[str, Array]):
         return {layer: tuple(each for each in self.sublayers if each.layer == layer) for layer in names}
 
     def require_tokens_only(self, what: str) -> None:
-        """Refuse a file of form `whole`, whose stream has further rows and columns. Raises UsageError."""
+        """Raises UsageError for a file of form `whole`, whose stream has further rows and columns."""
         if self.whole:
-            raise UsageError(
-                f"{what} does not work on a file of form whole; use the original, or form local or compact"
-            )
+            instead = "use the original, or form local or compact"
+            raise UsageError(f"{what} does not work on a file of form whole; {instead}")
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write all tensors to a `.safetensors` file, one at a time, with `to_json` as metadata.
-
-        Raises:
-            UsageError: the file cannot be written, or has another suffix.
-            ModelError: weights cannot be read.
-        """
+        """Write all tensors to a `.safetensors` file, with `to_json` as metadata. Raises UsageError or ModelError."""
         check_suffix(Path(path))
         atomically(Path(path), self._write)
 
@@ -173,25 +163,21 @@ class HeadIndex(Mapping[str, Array]):
 
     def to_json(self) -> dict[str, Any]:
         """The sublayers as JSON-ready data: sizes, scales, programs with their constants."""
-        return {
-            "sublayers": {each.name: _described(each) for each in self.sublayers},
-            "not understood": [{"reason": miss.reason, "node": miss.node} for miss in self.missed],
-        }
+        left = [{"reason": miss.reason, "node": miss.node} for miss in self.missed]
+        return {"sublayers": {each.name: _described(each) for each in self.sublayers}, "not understood": left}
 
 
 def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide: bool = False) -> HeadIndex:
-    """Index the heads of a model.
+    """Index the heads of a model, original or rewritten.
 
     Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
+        model: path of an ONNX file, or a model in memory.
         fold_ln: fold the scale and the bias of the normalisation before a sublayer into its W and b, instead of
             listing them as `ln1.w`, `ln1.b` and so on. Centring stays with the normalisation.
         program: `fewest` heads per neuron, as the forms other than `local` have, or `fast`, as `local` does.
         wide: give all tensors in float64, so that nothing is rounded after the weights.
 
-    Raises:
-        UsageError: `program` is unknown.
-        ModelError: the model is unreadable, malformed or unsafe.
+    Raises UsageError for an unknown `program`, or ModelError for a model that is unreadable, malformed or unsafe.
     """
     if program not in PROGRAMS:
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
@@ -224,7 +210,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
-    """The given index, or that of a model with the options of `heads`."""
+    """The index itself, or that of a model with the options of `heads`."""
     return model if isinstance(model, HeadIndex) else heads(model, **options)
 
 
@@ -234,16 +220,9 @@ def _described(named: Named) -> dict[str, Any]:
     if isinstance(each, Attention):
         facts = {"groups": each.groups, "scale": each.scale, "rotary": each.query.rotary, "cross": each.cross}
         return {"kind": "attention", **shared, **facts}
-    return {
-        "kind": "neurons",
-        **shared,
-        "neurons": each.neurons,
-        "activation": each.activation,
-        "program": each.program.name,
-        "max_error": each.bound,
-        "scale": 1.0,
-        "heads_per_neuron": [asdict(group) for group in each.groups],
-    }
+    program = {"activation": each.activation, "program": each.program.name, "max_error": each.bound, "scale": 1.0}
+    groups = [asdict(group) for group in each.groups]
+    return {"kind": "neurons", **shared, "neurons": each.neurons, **program, "heads_per_neuron": groups}
 
 
 class _Builder:
@@ -269,11 +248,8 @@ class _Builder:
 
     def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:
         own = named.sublayer
-        if isinstance(own, Attention):
-            data, found = own.query.operator.data, dict(self._attention(own))
-        else:
-            data, found = own.query.data, dict(self._neurons(own))
-        norm, known = self._norm(data), self._norms.setdefault(named.layer, set())
+        found = dict(self._attention(own) if isinstance(own, Attention) else self._neurons(own))
+        norm, known = self._norm(own.data), self._norms.setdefault(named.layer, set())
         if found and norm is not None and self._listed and norm.output not in known:
             known.add(norm.output)
             for part, name in norm.constants.items():
@@ -309,7 +285,7 @@ class _Builder:
         yield "b_O", HeadTensor((out,), dtype, maps["O"].bias)
 
     def _neurons(self, own: NeuronHeads) -> Iterator[tuple[str, HeadTensor]]:
-        """The tensors of neuron heads. A head with fewer bias tokens than another has keys (0, -inf) for them."""
+        """A head with fewer bias tokens than another has keys (0, -inf) for them."""
         # Factors of programs take weights out of float16's range.
         norm, dtype = self.folded(own.query.data), np.result_type(self._dtype(own.query.data), np.float32)
         query, value = AffineMap(own.query, self.value, norm), AffineMap(own.value, self.value, norm)
@@ -317,26 +293,20 @@ class _Builder:
         groups, m, width = own.groups, own.bias_tokens, own.dimension
 
         def by_group(of_group: Callable[[Group, Array], Array], base: Array) -> Array:
-            """The groups' heads in order, [heads, ...] from [neurons, ...]."""
+            """[heads, ...] from [neurons, ...]."""
             return np.concatenate([of_group(group, base) for group in groups])
 
         def pair(first: Array, second: float) -> Array:
             """`first` [neurons, ...] and a number, as the last axis; without the number where d_head is 1."""
             return np.stack([first, np.full_like(first, second)][:width], axis=-1)
 
-        def key(group: Group, bias: Array) -> Array:
-            return pair(np.full_like(bias, group.head.beta), group.head.gamma)
+        def same(of_group: Callable[[Group], Sequence[Any]]) -> Array:
+            """[heads, ...] of numbers that all neurons share."""
+            return np.repeat(np.array([of_group(group) for group in groups]), own.neurons, axis=0)
 
-        def bias_key(group: Group, of_all: Array) -> Array:
-            keys = [(token.slope, token.offset) for token in group.head.bias_tokens]
-            keys += [(0.0, -np.inf)] * (m - len(keys))
-            return np.asarray(of_all + np.array(keys).reshape(-1, 2)[:, :width])
+        def tokens(group: Group) -> list[BiasToken]:
+            return [*group.head.bias_tokens, *[BiasToken(offset=-np.inf)] * (m - group.bias_tokens)]
 
-        def bias_value(group: Group, of_all: Array) -> Array:
-            values = [token.value for token in group.head.bias_tokens]
-            return np.asarray(of_all + np.array(values + [0.0] * (m - len(values))).reshape(-1, 1))
-
-        of_all = np.zeros((own.neurons, 1, 1))
         count, rows, out = own.heads, own.query.in_features, own.output.out_features
         made: tuple[tuple[str, tuple[int, ...], Callable[[], Array]], ...] = (
             ("W_Q", (count, rows, width), lambda: by_group(lambda _, w: pair(w, 0.0), query.weight().T)),
@@ -344,11 +314,11 @@ class _Builder:
             ("W_V", (count, rows, 1), lambda: by_group(lambda g, w: w[..., None] * g.head.c, value.weight().T)),
             ("W_O", (count, 1, out), lambda: by_group(lambda g, w: w[:, None] * g.factor, output.weight())),
             ("b_Q", (count, width), lambda: by_group(lambda _, b: pair(b, 1.0), query.bias())),
-            ("b_K", (count, width), lambda: by_group(key, query.bias())),
+            ("b_K", (count, width), lambda: same(lambda g: (g.head.beta, g.head.gamma)[:width])),
             ("b_V", (count, 1), lambda: by_group(lambda g, b: b[..., None] * g.head.c + g.head.d, value.bias())),
             ("b_O", (out,), output.bias),
-            ("bias_K", (count, m, width), lambda: by_group(bias_key, of_all)),
-            ("bias_V", (count, m, 1), lambda: by_group(bias_value, of_all)),
+            ("bias_K", (count, m, width), lambda: same(lambda g: [(t.slope, t.offset)[:width] for t in tokens(g)])),
+            ("bias_V", (count, m, 1), lambda: same(lambda g: [t.value for t in tokens(g)])),
         )
         for name, shape, make in made:
             yield name, HeadTensor(shape, dtype, make)
@@ -361,11 +331,8 @@ class _Builder:
         norm = norm_before(self._view, self._constants, data)
         if norm is None:
             return None
-        residual = any(
-            node.op_type in ("Add", "Sum") and not any(name in self._constants for name in node.input)
-            for node in self._view.readers(norm.output)
-        )
-        return None if residual else norm
+        sums = (node for node in self._view.readers(norm.output) if node.op_type in ("Add", "Sum"))
+        return norm if all(any(name in self._constants for name in node.input) for node in sums) else None
 
     def value(self, name: str) -> Array:
         """A constant; float16 and bfloat16 as float32, everything as float64 if `wide`."""
@@ -384,10 +351,8 @@ class _Builder:
 
 
 Names = str | Sequence[str]
-"""Names of heads, or globs: `blocks.1.attn.3` is one, `blocks.1.attn.*` and `*.mlp_heads.1?` are several.
-
-In `attn` and `cross_attn` the number is that of the head. In `mlp_heads` it is that of the neuron and means all heads
-of its program, since the heads of one neuron may nearly cancel."""
+"""Names of heads such as `blocks.1.attn.3`, or globs. In `mlp_heads` the number is that of the neuron, and means all
+heads of its program: the heads of one neuron may nearly cancel."""
 
 
 def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]]:
@@ -395,10 +360,10 @@ def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]
     globs = (names,) if isinstance(names, str) else tuple(names)
     if not globs:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
-    known = {f"{each.name}.{number}" for each in index.sublayers for number in range(count_of(each))}
-    told = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
+    known = {head for each in index.sublayers for head in each.members}
+    told = ", ".join(f"{each.members[0]} to {each.members[-1]}" for each in index.sublayers[:4])
     found = matching(globs, known, "head", told or "none")
-    every = ((each, [n for n in range(count_of(each)) if f"{each.name}.{n}" in found]) for each in index.sublayers)
+    every = ((each, [n for n, head in enumerate(each.members) if head in found]) for each in index.sublayers)
     return [(each, numbers) for each, numbers in every if numbers]
 
 
@@ -411,11 +376,6 @@ def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: 
             raise UsageError(f"no {kind} matches '{glob}'; there are, for example, {examples}")
         found.update(own)
     return found
-
-
-def count_of(named: Named) -> int:
-    """The number of heads, or neurons."""
-    return named.sublayer.neurons if isinstance(named.sublayer, NeuronHeads) else named.sublayer.heads
 
 
 def check_suffix(path: Path) -> None:

@@ -1,8 +1,7 @@
-"""`ablate`, `patch`, `freeze`: models with interventions on named heads.
+"""Models with interventions on named heads.
 
-    ablate  set a head's output, before the output projection, to 0 or its mean
-    patch   set it to its value in another run
-    freeze  set the pattern of an original head to that of another run; values follow the input as before
+`ablate` sets a head's output, before the output projection, to 0 or its mean, `patch` to its value in another run.
+`freeze` sets the pattern of an original head to that of another run; values follow the input as before.
 
 The results are models in memory that onnxruntime runs and `validate` compares. They can be changed again, in any order
 of calls: recordings always come from the model without interventions. The node that computed a tensor T then computes
@@ -31,24 +30,14 @@ from rewriter.text import quoted
 
 HOW = ("zero", "mean")
 MARK = "attnonly.intervention"  # metadata key of added nodes; the value is the tensor that they change
-_COMPUTED = "computed"
 Places = Sequence[tuple[str, Array]]  # changed tensors, with the replaced entries: booleans that broadcast
 
 
 def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrText | None = None) -> Any:
-    """The model without the outputs of some heads.
+    """The model without the outputs of some heads, by names or globs; for a path it is an onnx.ModelProto.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory, such as a result of this function.
-            The result is of the same kind; for a path it is an onnx.ModelProto.
-        names: names or globs of heads.
-        how: `zero`; or `mean`, over all tokens of all `inputs`.
-        inputs: an npz file, arrays by input name, or a list of those; not for `zero`.
-
-    Raises:
-        UsageError: no head matches, `inputs` is missing or does not fit, or the model has 2 GiB or more.
-        ModelError: the model is unreadable, malformed or unsafe.
-        ValidationError: onnxruntime does not run the model on the inputs.
+    Outputs are set to `zero`, or to their `mean` over all tokens of all `inputs`: an npz file, arrays by input name, or
+    a list of those. Errors are those of `run_with_cache`; a model of 2 GiB or more is a UsageError too.
     """
     if how not in HOW:
         raise UsageError(f"unknown ablation '{how}'; known are: {', '.join(HOW)}")
@@ -56,10 +45,8 @@ def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrTe
         raise UsageError(f"ablation by {how} takes {'no ' if how == 'zero' else ''}inputs")
     index, proto = _opened(model)
     places = list(_outputs(index, names))
-    if inputs is None:
-        values = {tensor: np.zeros(()) for tensor, _ in places}
-    else:
-        values = _means(index, [tensor for tensor, _ in places], inputs)
+    tensors = [tensor for tensor, _ in places]
+    values = dict.fromkeys(tensors, np.zeros(())) if inputs is None else _means(index, tensors, inputs)
     return like(model, replaced(index, proto, places, values))
 
 
@@ -73,11 +60,7 @@ def patch(model: Source, names: Names, inputs: InputsOrText) -> Any:
 
 
 def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
-    """The model in which some original heads have the patterns that they have on `inputs`; the rest is as in `patch`.
-
-    Raises:
-        UsageError: also where a name is that of a neuron.
-    """
+    """The model in which original heads, not neurons, have their patterns on `inputs`; the rest is as in `patch`."""
     index, proto = _opened(model)
     places = []
     for named, numbers in chosen_heads(index, names):
@@ -118,12 +101,11 @@ def written_by(named: Named) -> str:
 
 
 def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> dict[str, Array]:
-    rows: dict[str, list[Array]] = {tensor: [] for tensor in tensors}
+    totals: dict[str, Array] = {}
     for case in cases_of(index.proto, inputs).cases:
         for tensor, array in values_of(index, case, tensors).items():
             flat = array.reshape(-1, array.shape[-1])
-            rows[tensor].append(np.append(flat.sum(axis=0, dtype=np.float64), len(flat)))
-    totals = {tensor: np.sum(each, axis=0) for tensor, each in rows.items()}
+            totals[tensor] = totals.get(tensor, 0.0) + np.append(flat.sum(axis=0, dtype=np.float64), len(flat))
     return {tensor: total[:-1] / total[-1] for tensor, total in totals.items()}
 
 
@@ -132,8 +114,7 @@ def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: 
     made = []
     for tensor, where in places:
         array = values[tensor]
-        # Patterns that have batch and heads as one axis.
-        merged = where.ndim == array.ndim
+        merged = where.ndim == array.ndim  # patterns that have batch and heads as one axis
         made.append((tensor, np.tile(where, (len(array) // len(where), 1, 1)) if merged else where))
     return replaced(index, model, made, values)
 
@@ -144,7 +125,7 @@ def replaced(index: HeadIndex, model: onnx.ModelProto, places: Places, values: d
         kind = index.view.type_of(tensor).elem_type or onnx.TensorProto.FLOAT
         array = values[tensor].astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         names = {name for node in model.graph.node for name in node.output}
-        computed = f"{tensor}/{_COMPUTED}"
+        computed = f"{tensor}/computed"
         while computed in names:
             computed += "'"
         place = _rename(model.graph, tensor, computed)
@@ -169,22 +150,19 @@ def _nodes(tensor: str, computed: str, where: Array, values: Array) -> Iterator[
 def _rename(graph: onnx.GraphProto, tensor: str, name: str) -> int:
     """Rename a node's output and return its index. Raises KeyError."""
     for index, node in enumerate(graph.node):
-        for place, output in enumerate(node.output):
-            if output == tensor:
-                node.output[place] = name
-                return index
+        if tensor in node.output:
+            node.output[list(node.output).index(tensor)] = name
+            return index
     raise KeyError(tensor)
 
 
 def unedited(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without interventions. Raises ModelError if marks do not fit the graph, as after other tools' changes."""
     result = deepcopy(model)
-    changed = {tensor for node in model.graph.node if (tensor := _mark(node))}
-    kept = [node for node in model.graph.node if not _mark(node)]
-    set_nodes(result.graph, kept)
-    for tensor in sorted(changed):
+    set_nodes(result.graph, [node for node in model.graph.node if not _mark(node)])
+    for tensor in sorted({_mark(node) for node in model.graph.node} - {""}):
         try:
-            _rename(result.graph, f"{tensor}/{_COMPUTED}", tensor)
+            _rename(result.graph, f"{tensor}/computed", tensor)
         except KeyError:
             what = "the model has nodes that are marked as interventions at"
             raise ModelError(f"{what} {quoted(tensor)}, which they do not fit; use the model before them") from None

@@ -135,12 +135,9 @@ def rows_of_output(traced: Traced, shape: Shape, heads: int, where: str) -> Indi
 # -- attention sublayers --------------------------------------------------------------------------------------------
 
 _MAX_DEPTH = 24  # nodes between a Softmax and the products on both sides
+# Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them.
 _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout", "Tanh", "Concat", "Sub"}
-"""Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them."""
-
-_WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}
-"""Between the product and the values, where weights are not a Softmax."""
-
+_WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}  # between the product and the values, without a Softmax
 _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice"}
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 
@@ -165,8 +162,18 @@ class Attention:
     product: str
 
     @property
+    def data(self) -> str:
+        return self.query.operator.data
+
+    @property
+    def result(self) -> str:
+        return self.output.output
+
+    @property
     def heads(self) -> int:
         return len(self.query.columns)
+
+    count = heads  # of members
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
@@ -179,7 +186,7 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
         try:
             if key_of(node) == ("", "Softmax") or node.op_type == "QLinearSoftmax":
                 found += _around_softmax(tracer, index, node)
-            elif node.op_type == "MatMul":
+            elif _is_product(tracer, node):
                 _require_softmax(tracer, node)
             elif node.op_type.endswith("Attention"):
                 definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
@@ -191,53 +198,52 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
     return tuple(found), tuple(missed)
 
 
-def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterator[Attention]:
+def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> list[Attention]:
     pattern, after = _product_after(tracer, node.output[0])
     products = list(_products_before(tracer, node.input[0]))
     if after is None:
-        return
+        return []
     if not products:
         raise LostError("its scores are not a product of queries and keys", label(node))
-    scores, reason = _scores(tracer, node.input[0]), list[LostError]()
+    scores, lost = _scores(tracer, node.input[0]), list[LostError]()
     for before, factor in products:
         try:
-            found = _between(tracer, before, after)
+            return [_between(tracer, before, after, node=index, factor=factor, pattern=pattern, scores=scores)]
         except LostError as error:
-            reason.append(error)
-            continue
-        query, key = found["query"], found["key"]
-        yield Attention(
-            **found,
-            node=index,
-            groups=len(key.columns) // len(np.unique(key.columns[:, 0])),
-            scale=factor * query.factor * key.factor,
-            factor=factor,
-            cross=query.operator.data != key.operator.data,
-            pattern=pattern,
-            scores=scores,
-            product=before.output[0],
-        )
-        return
-    raise reason[0]
+            lost.append(error)
+    raise lost[0]
 
 
-def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> dict[str, Any]:
+def _between(
+    tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto, *, factor: float, **further: Any
+) -> Attention:
     z, where = after.output[0], label(after)
     names = *before.input, after.input[1]
     sizes = [tracer.shape(name) for name in names]
-    query, _, value = sizes
     leading = np.broadcast_shapes(*(size[:-2] for size in sizes))
 
     def spread(array: Array) -> Array:
         return np.broadcast_to(array, (*leading, *array.shape[-2:]))
 
     layouts = spread, lambda array: spread(array.swapaxes(-1, -2)), spread
-    heads = [heads_in(tracer, *each) for each in zip(names, layouts, strict=True)]
-    if len({len(each.columns) for each in heads}) > 1:
+    query, key, value = (heads_in(tracer, *each) for each in zip(names, layouts, strict=True))
+    if not len(query.columns) == len(key.columns) == len(value.columns):
         raise LostError("queries, keys and values have different numbers of heads", where)
-    output, shape = _output_of(tracer, z, where), (*leading, query[-2], value[-1])
-    channels = rows_of_output(tracer.trace(output.data, z), shape, len(heads[0].columns), where)
-    return {**dict(zip(("query", "key", "value"), heads, strict=True)), "output": output, "channels": channels, "z": z}
+    output, shape = _output_of(tracer, z, where), (*leading, sizes[0][-2], sizes[2][-1])
+    return Attention(
+        query=query,
+        key=key,
+        value=value,
+        groups=len(key.columns) // len(np.unique(key.columns[:, 0])),
+        scale=factor * query.factor * key.factor,
+        output=output,
+        channels=rows_of_output(tracer.trace(output.data, z), shape, len(query.columns), where),
+        z=z,
+        factor=factor,
+        cross=query.operator.data != key.operator.data,
+        product=before.output[0],
+        **further,
+    )
 
 
 def _is_product(tracer: Tracer, node: onnx.NodeProto) -> bool:
@@ -278,8 +284,7 @@ def _scores(tracer: Tracer, tensor: str) -> str:
 
 
 def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
-    for name in tracer.view.back(node.input[0], _WEIGHING) if _is_product(tracer, node) else ():
-        maker = tracer.view.made_by(name)
+    for maker in map(tracer.view.made_by, tracer.view.back(node.input[0], _WEIGHING)):
         if maker is not None and _is_product(tracer, maker):
             raise LostError("its weights are not the Softmax of its scores", label(maker))
 

@@ -1,8 +1,7 @@
-"""`head_pictures`: patterns, activations, tokens and attributions of heads on one sequence, as data for a page.
+"""`head_pictures`: heads on one sequence as data for a page, which `rewriter.report.html.heads` renders.
 
 A page has a bounded size: the neurons with the largest attributions to the logit, or without one the largest
-activations, original heads by the same measure as far as their patterns fit, and a window of tokens. Omitted items are
-counted. `rewriter.report.html.heads` renders the page.
+activations, original heads by the same measure as far as their patterns fit, and a window of tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import tokens_as_text
 from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution_of, by_head
-from rewriter.interpret.index import HeadIndex, count_of, heads
+from rewriter.interpret.index import HeadIndex, heads
+from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, Text, cases_of, token_ids
-from rewriter.interpret.why import ScoreTerms, as_why, listed, scores_of
+from rewriter.interpret.why import ScoreTerms, Why, listed, scores_of
 
 MAX_TOKENS = 64  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES = 2**18  # of all original heads
@@ -75,23 +75,25 @@ def head_pictures(
     sizes = {name: np.abs(array).max(axis=0, initial=0.0) for name, array in {**activations, **effects}.items()}
     chosen = _chosen(index, sizes, most, tokens)
     read, missing = _read(index, chosen, tokenizer)
-    names, why = ([], None) if logit is None else _explained(run, scores, linear, chosen, window)
-    rows = [
-        {
-            "name": f"{each.name}.{number}",
-            "sublayer": each.name,
-            "number": number,
-            "kind": "neuron" if isinstance(each.sublayer, NeuronHeads) else "head",
-            "cross": not isinstance(each.sublayer, NeuronHeads) and each.sublayer.cross,
-            "activation": [*map(_rounded, activations[each.name][window.start : window.stop, number])],
-            "pattern": _pattern(each, number, patterns.get(each.name), window),
-            "tokens": read.get(f"{each.name}.{number}", []),
-            "scores": None if why is None else why.get(f"{each.name}.{number}"),
-            **_effect(effects.get(each.name), number, window),
-        }
-        for each in index.sublayers
-        for number in chosen[each.name]
-    ]
+    names, why = ([], {}) if logit is None else _explained(run, scores, linear, chosen, window)
+    rows, shown = list[dict[str, Any]](), slice(window.start, window.stop)
+    for each in index.sublayers:
+        for number in chosen[each.name]:
+            name, effect = each.members[number], effects[each.name][:, number] if each.name in effects else None
+            row = {
+                "name": name,
+                "sublayer": each.name,
+                "number": number,
+                "kind": "neuron" if isinstance(each.sublayer, NeuronHeads) else "head",
+                "cross": isinstance(each.sublayer, Attention) and each.sublayer.cross,
+                "activation": [*map(_rounded, activations[each.name][shown, number])],
+                "pattern": _pattern(each, number, patterns.get(each.name), shown),
+                "tokens": read.get(name, []),
+                "scores": why.get(name),
+                "effects": None if effect is None else [*map(_rounded, effect[shown])],
+                "effect": None if effect is None else _rounded(effect.sum()),
+            }
+            rows.append(row)
     return {
         "model": Path(model).name if isinstance(model, str | os.PathLike) else "model in memory",
         "tokens": [{"place": at, "text": f"#{at}" if ids is None else told(ids[at])} for at in window],
@@ -100,7 +102,7 @@ def head_pictures(
             {
                 "name": each.name,
                 "kind": "neurons" if isinstance(each.sublayer, NeuronHeads) else "heads",
-                "count": count_of(each),
+                "count": each.sublayer.count,
                 "shown": len(chosen[each.name]),
             }
             for each in index.sublayers
@@ -115,10 +117,7 @@ def head_pictures(
 def _recorded(
     index: HeadIndex, inputs: InputsOrText
 ) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...] | None]:
-    """(patterns, activations [tokens, members], token ids) of the first sequence. Raises UsageError.
-
-    Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m].
-    """
+    """(patterns [heads, dest, src] or [tokens, heads, 1 + m], activations [tokens, members], token ids)."""
     known, case = hooks_of(index), cases_of(index.proto, inputs).only
     wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
     sublayers = {each.name: each for each in index.sublayers}
@@ -157,47 +156,37 @@ def _read(
     index: HeadIndex, chosen: Mapping[str, list[int]], tokenizer: str | os.PathLike[str] | None
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
     """(head to the tokens that it reads and writes, missing items with reasons)."""
-    names = [f"{name}.{number}" for name, numbers in chosen.items() for number in numbers]
+    names, rows = [f"{name}.{number}" for name in chosen for number in chosen[name]], dict[str, list[dict[str, Any]]]()
     if not names:
         return {}, {}
     made = head_tokens(index, names=names, top=_LISTED_TOKENS, tokenizer=tokenizer)
-    rows: dict[str, list[dict[str, Any]]] = {}
     for row in made.rows:
-        ends = {
-            name: [[made.text_of(token), _rounded(score)] for token, score in ranked]
-            for name, ranked in (("top", row.top), ("bottom", row.bottom))
-        }
-        rows.setdefault(row.head, []).append({"side": row.side, "share": round(row.share, 4), **ends})
+        top, bottom = (
+            [[made.text_of(token), _rounded(score)] for token, score in each] for each in (row.top, row.bottom)
+        )
+        found = {"side": row.side, "share": round(row.share, 4), "top": top, "bottom": bottom}
+        rows.setdefault(row.head, []).append(found)
     return rows, dict(made.missing)
 
 
-def _pattern(named: Named, number: int, pattern: Array | None, window: range) -> list[Any] | None:
-    """The patterns of a head, or of all heads of a neuron, for the tokens of the window."""
+def _pattern(named: Named, number: int, pattern: Array | None, shown: slice) -> list[Any] | None:
+    """The patterns of a head, or of all heads of a neuron."""
     own = named.sublayer
     if pattern is None:
         return None
     if isinstance(own, NeuronHeads):
-        found = [pattern[window.start : window.stop, each] for each in range(number, own.heads, own.neurons)]
+        found = [pattern[shown, each] for each in range(number, own.heads, own.neurons)]
     else:
-        sources = slice(0, MAX_TOKENS) if own.cross else slice(window.start, window.stop)
-        found = [pattern[number, window.start : window.stop, sources]]
+        found = [pattern[number, shown, slice(0, MAX_TOKENS) if own.cross else shown]]
     return [np.nan_to_num(each.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist() for each in found]
-
-
-def _effect(effects: Array | None, number: int, window: range) -> dict[str, Any]:
-    if effects is None:
-        return {"effects": None, "effect": None}
-    own = effects[:, number]
-    return {"effects": [*map(_rounded, own[window.start : window.stop])], "effect": _rounded(own.sum())}
 
 
 def _explained(
     run: FrozenRun, scores: Mapping[str, ScoreTerms], linear: Linear, chosen: Mapping[str, list[int]], window: range
 ) -> tuple[list[str], dict[str, list[list[Any]]]]:
-    """The scores of shown heads with the largest attention weights, as sums.
+    """The scores of shown heads with the largest attention weights, as sums: (names of sources, head to its scores).
 
-    Returns (names of sources, head to its scores: places of query and key in the window, the score, the part of masks
-    and position biases, the largest terms as [source at the query, source at the key, value]).
+    A score is [query and key in the window, score, added part, largest terms as [source at query, at key, value]].
     """
     window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
@@ -220,7 +209,7 @@ def _explained(
         with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
             (asked, first), (told, second) = (side(name, *each) for each in zip("QK", tokens, strict=True))
             score = scores[name].at(chosen[name][place], *tokens)
-            why = as_why("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
+            why = Why("", *tokens, *score, asked, told, first[:, place] @ second[:, place].T)
             terms = [
                 [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
                 for *words, value in why.top(_SCORE_TERMS)
@@ -237,7 +226,7 @@ def _notes(
         yield f"Shown are tokens {window.start} to {window.stop - 1} of {tokens}."
     for neurons, kind in ((True, "neurons"), (False, "original heads")):
         own = [each for each in index.sublayers if isinstance(each.sublayer, NeuronHeads) is neurons]
-        shown, every = sum(len(chosen[each.name]) for each in own), sum(count_of(each) for each in own)
+        shown, every = sum(len(chosen[each.name]) for each in own), sum(each.sublayer.count for each in own)
         if shown < every:
             measure = "attribution to the logit" if attributed else "activation on these tokens"
             yield f"Shown are {shown:,} of {every:,} {kind}, those with the largest {measure}."

@@ -1,9 +1,8 @@
 """Heads compared by their weights: `compositions` with each other, `head_tokens` with the vocabulary.
 
-The inputs and outputs of heads are factors of low rank; d_model by d_model matrices are never computed. With W_V = Q R,
-the norm of W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], represents a head's output; likewise for the
-inputs of W_OV, W_QK and its transpose. A neuron's heads, of rank 1, are one reader and one writer: its columns of W1,
-its row of W2. Their keys are constants of the bias tokens, so Q is about the column alone.
+No d_model by d_model matrix is computed: with W_V = Q R, the norm of W_V W_O X is that of R W_O X, so R W_O,
+[d_head, d_model], represents a head's output; likewise for the inputs of W_OV, W_QK and its transpose. A neuron's heads
+are one reader and one writer of rank 1: its columns of W1, its row of W2.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import TokenText, tokens_as_text
 from rewriter.graph.constants import Constants
-from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, count_of, indexed
+from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
@@ -49,17 +48,16 @@ def written(index: HeadIndex, named: Named) -> HeadSide:
     if isinstance(own, NeuronHeads):
         rows = AffineMap(own.output, index.value_of)
         return HeadSide(named, "", own.result, lambda: _unit(rows.weight()[:, None], named))
-    return HeadSide(named, "", own.output.output, _product(index, named, "V", "O"))
+    return HeadSide(named, "", own.result, _product(index, named, "V", "O"))
 
 
 def read(index: HeadIndex, named: Named) -> list[HeadSide]:
     """The input factors of heads; kinds that read the same are one side."""
     own = named.sublayer
     if isinstance(own, Attention):
+        sides = ("Q", "K", own.query), ("K", "Q", own.key), ("V", "O", own.value)
         return [
-            HeadSide(named, "Q", own.query.operator.data, _product(index, named, "K", "Q")),
-            HeadSide(named, "K", own.key.operator.data, _product(index, named, "Q", "K")),
-            HeadSide(named, "V", own.value.operator.data, _product(index, named, "O", "V")),
+            HeadSide(named, each, heads.operator.data, _product(index, named, by, each)) for each, by, heads in sides
         ]
 
     def columns(projection: Projection) -> Array:
@@ -67,11 +65,10 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
         return _unit(weight.T[:, None], named)
 
     # Keys are constants; so are values in heads with c = 0.
-    values = "V" * any(group.head.c for group in own.groups)
+    kinds = {"Q": own.query} | ({"V": own.value} if any(group.head.c for group in own.groups) else {})
     if own.value == own.query:
-        return [HeadSide(named, "Q" + values, own.query.data, lambda: columns(own.query))]
-    sides = [HeadSide(named, "Q", own.query.data, lambda: columns(own.query))]
-    return sides + [HeadSide(named, each, own.query.data, lambda: columns(own.value)) for each in values]
+        kinds = {"".join(kinds): own.query}
+    return [HeadSide(named, kind, own.data, partial(columns, each)) for kind, each in kinds.items()]
 
 
 def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callable[[], Array]:
@@ -79,7 +76,7 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
     @cache
     def root() -> Array:
-        """Square roots R of the Gram matrices R^T R, [heads, d_head, d_head], like R of QR."""
+        """R as the square roots of the Gram matrices R^T R, [heads, d_head, d_head]."""
         wide = _tall(index, named, first).astype(np.float64)
         values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
         return np.asarray(np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2))
@@ -118,19 +115,14 @@ def _wide(array: Array) -> Array:
 
 
 class Best:
-    """The k largest positive entries of each row of a matrix seen in blocks only, in falling order.
-
-    `scores` and `places` are [rows, k], the entries and their columns; 0 and -1 where there are fewer. Raises
-    UsageError if they do not fit into memory.
-    """
+    """The k largest positive entries of each row of a matrix seen in blocks only. Raises UsageError for too many."""
 
     def __init__(self, rows: int, k: int, dtype: np.dtype[Any]) -> None:
         if rows * k > _MAX_RANKED_ENTRIES:
-            raise UsageError(
-                f"the {k:,} largest for each of {rows:,} heads do not fit into memory; take a smaller --top"
-            )
-        self.scores = np.zeros((rows, k), dtype)
-        self.places = np.full((rows, k), -1, np.int64)
+            what = f"the {k:,} largest for each of {rows:,} heads do not fit into memory"
+            raise UsageError(f"{what}; take a smaller --top")
+        self.scores = np.zeros((rows, k), dtype)  # in falling order, 0 where there are fewer
+        self.places = np.full((rows, k), -1, np.int64)  # their columns; -1
 
     def add(self, rows: Array, scores: Array, columns: Array) -> None:
         """Take the largest entries of a block `scores` [R, C] of the whole matrix; no row occurs twice."""
@@ -180,8 +172,7 @@ class Compositions:
                 key = row, int(best.places[row, column]), float(best.scores[row, column])
                 found[key] = found.get(key, "") + kind
         ordered = sorted(found.items(), key=lambda each: (-each[0][2], each[0]))[:count]
-        name = self.heads
-        return [Composition(kind, name[reader], name[writer], score) for (reader, writer, score), kind in ordered]
+        return [Composition(kind, self.heads[a], self.heads[b], score) for (a, b, score), kind in ordered]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: per kind and head the writers, as [name, score]."""
@@ -199,21 +190,14 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     Composition scores of Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021 (docs/heads.md). A
     head B reads A if the result of A is a term of the sum that B reads: earlier layers, and in sequential layers the
     attention before an MLP. Rotary heads are compared without the rotation, and means that a LayerNormalization
-    subtracts stay in.
+    subtracts stay in. The model may be the result of `heads`, such as with `fold_ln`; `top` is per head and kind.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`, such as with
-            `fold_ln` to compare with the scales of the normalisations before heads.
-        top: how many per head and kind.
-
-    Raises:
-        UsageError: `top` is out of range, or that many do not fit into memory.
-        ModelError: the model is unreadable, malformed or unsafe, or its weights are not finite.
+    Raises UsageError if `top` is below 1 or does not fit into memory, ModelError as `heads` and for infinite weights.
     """
     if top < 1:
         raise UsageError(f"the strongest {top} compositions cannot be listed; take 1 or more")
     index = indexed(model)
-    names = [f"{each.name}.{number}" for each in index.sublayers for number in range(count_of(each))]
+    names = [head for each in index.sublayers for head in each.members]
     places = {name: place for place, name in enumerate(names)}
     outputs = [index.tensors[f"{each.name}.W_O"] for each in index.sublayers]
     dtype = np.dtype(np.float64 if any(each.dtype == np.float64 for each in outputs) else np.float32)
@@ -221,15 +205,13 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     reads = {kind: Best(len(names), kept, dtype) for kind in KINDS}
     for reader, writers in pairs(index):
         ours = reader.make()
-        own = places[f"{reader.named.name}.0"] + np.arange(len(ours))
+        own = places[reader.named.members[0]] + np.arange(len(ours))
         for writer in writers:
             theirs = writer.make()
             if theirs.shape[-1] != ours.shape[-1]:
-                raise ModelError(
-                    f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes "
-                    f"{theirs.shape[-1]}: they cannot be compared"
-                )
-            others = places[f"{writer.named.name}.0"] + np.arange(len(theirs))
+                what = f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes"
+                raise ModelError(f"{what} {theirs.shape[-1]}: they cannot be compared")
+            others = places[writer.named.members[0]] + np.arange(len(theirs))
             step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
             for start in range(0, len(ours), step):
                 block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
@@ -257,9 +239,7 @@ def block_scores(ours: Array, theirs: Array) -> Array:
     if r == s == 1:
         return np.asarray(np.abs(product, out=product))
     np.square(product, out=product)
-    if s > 1:
-        product = product.reshape(a * r, b, s).sum(axis=2)
-    return np.asarray(np.sqrt(product.reshape(a, r, b).sum(axis=1)))
+    return np.asarray(np.sqrt(product.reshape(a * r, b, s).sum(axis=2).reshape(a, r, b).sum(axis=1)))
 
 
 # -- tokens --------------------------------------------------------------------------------------------------------
@@ -310,17 +290,10 @@ def head_tokens(
     heads the first singular direction of W_QK or W_OV, whose share of the squared norm is stated. Signs are such that a
     positive component of the input gives a positive component of the output, or of the score of the other side;
     original heads may flip both. Later layers read the embedding together with other terms; normalisations after it are
-    not applied.
+    not applied. `model` and `names` are as for `compositions` and `ablate`; `top` tokens are listed at either end, as
+    text with a `tokenizer.json` (extra `text`), else as ids.
 
-    Args:
-        model: as for `compositions`.
-        names: heads, as for `ablate`.
-        top: tokens at either end.
-        tokenizer: a `tokenizer.json` that gives tokens as text (extra `text`); default: ids.
-
-    Raises:
-        UsageError: a glob matches nothing, or the tokenizer cannot be read.
-        ModelError: the model is unreadable, malformed or unsafe, or its weights are not finite.
+    Raises UsageError if a glob matches nothing or the tokenizer cannot be read, ModelError as `compositions`.
     """
     if top < 1:
         raise UsageError(f"{top} tokens cannot be listed; take 1 or more")
@@ -350,7 +323,7 @@ def head_tokens(
             table = table_of(side, data, vectors.shape[1])
             if table is not None:
                 scored = zip(chosen, _scored(vectors[chosen], table, top), strict=True)
-                sides.append([TokenScores(f"{named.name}.{n}", side, float(shares[n]), *row) for n, row in scored])
+                sides.append([TokenScores(named.members[n], side, float(shares[n]), *row) for n, row in scored])
         rows += [row for of_head in zip(*sides, strict=True) for row in of_head]
     return HeadTokens(tuple(rows), missing, told)
 
@@ -397,10 +370,7 @@ def _largest(scores: Array, top: int) -> Ranked:
 
 
 def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
-    """The constant [tokens, width] that a Gather reads at token ids to begin the stream of `tensor`.
-
-    Raises UsageError if there is none.
-    """
+    """The constant [tokens, width] read at token ids to begin the stream of `tensor`. Raises UsageError for none."""
     view, found = index.view, set[str]()
     specs = Inputs(index.proto).specs
     ids = {name for name in specs if specs[name].role in (Role.IDS, Role.INTEGERS)}
@@ -419,10 +389,7 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
 
 
 def unembedding(index: HeadIndex) -> Array:
-    """[d_model, tokens], with the last normalisation's scale if the index folds normalisations.
-
-    Raises UsageError if the first output is not a linear map of the normalised stream.
-    """
+    """[d_model, tokens], with the last scale if the index folds normalisations. Raises UsageError."""
     name = index.view.outputs[0]
     chain = chain_to(index.view, index.sublayers, name)
     if chain.unembedding is None:

@@ -1,8 +1,7 @@
 """`run_with_cache`: run a model on given inputs and record the tensors of its heads.
 
-Names are those of TransformerLens' hooks; docs/heads.md has all of them, with their shapes.
-
-Tensors inside the model become outputs of a run without graph optimisation, so that the arithmetic is that of the file.
+Names are those of TransformerLens' hooks; docs/heads.md has all of them, with their shapes. Tensors inside the model
+become outputs of a run without graph optimisation, so that the arithmetic is that of the file.
 """
 
 from __future__ import annotations
@@ -56,14 +55,10 @@ class Hook:
 def run_with_cache(
     model: Source | HeadIndex, inputs: InputsOrText, *, names: str | Sequence[str] = "*", program: str = "fewest"
 ) -> Cached:
-    """Run a model and record the tensors of its heads.
+    """Run a model, or the result of `heads`, and record the tensors of its heads.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`.
-        inputs: an npz file, arrays by input name, a list of those, or a `Text`; the names or numbers of several cases
-            become prefixes, as in `case/hook`.
-        names: globs of the hooks to record.
-        program: as for `heads`.
+    Inputs are an npz file, arrays by input name, a list of those, or a `Text`; the names or numbers of several cases
+    become prefixes, as in `case/hook`. `names` are globs of the hooks to record, `program` is as for `heads`.
 
     Raises:
         UsageError: no hook matches, or the inputs do not fit the model.
@@ -123,13 +118,11 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
     found: dict[str, Hook] = {}
     for layer, sublayers in index.layers.items():
         z = next((each.sublayer.z for each in sublayers if isinstance(each.sublayer, Attention)), "")
-        own = [(each, added[each.name]) for each in sublayers if each.name in added]
-        found.update({name: _stream(index, tensor, z) for name, tensor in _streams(layer, own)})
+        written = [(each, added[each.name]) for each in sublayers if each.name in added]
+        found.update({name: _by_sequence(index, tensor, z) for name, tensor in _streams(layer, written)})
         for each in sublayers:
-            if isinstance(each.sublayer, Attention):
-                hooks = _attention(each.sublayer)
-            else:
-                hooks = _neurons(index, each.sublayer, z)
+            own = each.sublayer
+            hooks = _attention(own) if isinstance(own, Attention) else _neurons(index, own, z)
             found.update({f"{each.name}.{name}": hook for name, hook in hooks})
     return found
 
@@ -151,19 +144,16 @@ def _streams(layer: str, own: list[tuple[Named, Write]]) -> Iterator[tuple[str, 
         yield f"{layer}.hook_resid_post", last
 
 
-def _stream(index: HeadIndex, tensor: str, z: str) -> Hook:
-    tensors = (tensor, *_sequences(index, tensor, z))
-    return Hook(tensors, lambda values: _by_sequence(values[tensor], values.get(z)))
+def _by_sequence(index: HeadIndex, tensor: str, z: str) -> Hook:
+    """[batch, tokens, channels], where batch and tokens are one axis by `z` [..., tokens, channels] of attention."""
+    if not z or index.view.type_of(tensor).rank not in (2, None):
+        return Hook((tensor,), itemgetter(tensor))
 
+    def make(values: Values) -> Array:
+        array = values[tensor]
+        return array if array.ndim != 2 else array.reshape(-1, values[z].shape[-2], array.shape[-1])
 
-def _sequences(index: HeadIndex, tensor: str, z: str) -> tuple[str, ...]:
-    """The outputs of attention that show sequence lengths if batch and tokens are one axis."""
-    return (z,) if z and index.view.type_of(tensor).rank == 2 else ()
-
-
-def _by_sequence(array: Array, z: Array | None) -> Array:
-    """[batch, tokens, channels], from [batch * tokens, channels] by `z` [..., tokens, channels]."""
-    return array if z is None or array.ndim != 2 else array.reshape(-1, z.shape[-2], array.shape[-1])
+    return Hook((tensor, z), make)
 
 
 def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
@@ -196,9 +186,11 @@ def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
 
 
 def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, Hook]]:
+    data_of = _by_sequence(index, own.data, z)
+
     def channels(values: Values, tensor: str, projection: Projection) -> Array:
         """Pre-activations or values [batch, tokens, neurons], computed where the file has no such tensor."""
-        data = _by_sequence(values[own.query.data], values.get(z))
+        data = data_of.make(values)
         if tensor:
             return values[tensor].reshape(*data.shape[:-1], own.neurons)
         affine = AffineMap(projection, index.value_of)
@@ -209,22 +201,19 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
 
     def by_head(values: Values, of_head: Callable[[Head, Array], Array]) -> Array:
         """[batch, tokens, heads, ...] in the model's type; in float64 where heads are small differences."""
-        dtype = np.dtype(np.float64) if own.program.double else values[own.query.data].dtype
+        dtype = np.dtype(np.float64) if own.program.double else values[own.data].dtype
         y = pre(values).astype(np.float64)
         return np.concatenate([of_head(group.head, y).astype(dtype) for group in own.groups], axis=-2)
 
     def weights(head: Head, y: Array) -> Array:
-        found = np.zeros((*y.shape, 1 + own.bias_tokens))
-        for place, weight in enumerate(head.weights(y)):
-            found[..., place] = weight
-        return found
+        lacking = [(0, own.bias_tokens - len(head.bias_tokens)), *[(0, 0)] * y.ndim]
+        return np.moveaxis(np.pad(head.weights(y), lacking), 0, -1)
 
     def outputs(values: Values) -> Array:
         source = linear(values).astype(np.float64)
         return by_head(values, lambda head, y: head.evaluate(y, source)[..., None])
 
-    read = (own.query.data, own.gate, own.own, *_sequences(index, own.query.data, z))
-    tensors = tuple(dict.fromkeys(name for name in read if name))
+    tensors = tuple(dict.fromkeys(name for name in (*data_of.tensors, own.gate, own.own) if name))
     yield "hook_pre", Hook(tensors, pre)
     if own.gated:
         yield "hook_pre_linear", Hook(tensors, linear)

@@ -14,7 +14,6 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
-from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 from rewriter.interpret.trace import NORMS, Norm, norm_before
 
@@ -68,12 +67,12 @@ def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], wher
     raise UsageError(f"{where} does not read the residual stream through a normalisation; it cannot be attributed")
 
 
+# Operators of normalisations, sums and layout: their results have the channels of their inputs.
 STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"),
     *(*NORMS, *REARRANGED, "Expand"),
 }
-"""Operators of normalisations, sums and layout: their results have the channels of their inputs."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,7 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) ->
     """Sublayer to its write, if its result is simply added."""
     made = (norm_before(view, constants, name) for node in view.nodes for name in node.output[:1])
     norms = {norm.data: norm for norm in made if norm is not None}
-    owns = {each.name: each.sublayer for each in sublayers}
-    results = {name: own.output.output if isinstance(own, Attention) else own.result for name, own in owns.items()}
-    found = {name: _sum(view, constants, result, norms) for name, result in results.items()}
+    found = {each.name: _sum(view, constants, each.sublayer.result, norms) for each in sublayers}
     sums = {name: write for name, write in found.items() if write is not None}
     # Results of parallel sublayers are added to each other first, and their sum to the stream.
     shared = Counter(found.after for found in sums.values())
@@ -120,9 +117,6 @@ def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str,
         if not view.is_onnx(node) or not (scaled or (node.op_type in REARRANGED and node.input[0] == tensor)):
             return None
         tensor = node.output[0]
-
-
-# -- the path to a logit --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +190,8 @@ def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int
     node = view.made_by(tensor)
     if node is None or node.op_type != "Gather" or integer_of(node, "axis", 0) != 1:
         return tensor, None
-    place = constants.value(node.input[1])
-    return (tensor, None) if place is None or place.size != 1 else (node.input[0], int(place.reshape(())))
+    place = constants.scalar(node.input[1])
+    return (tensor, None) if place is None else (node.input[0], int(place))
 
 
 def _stages(

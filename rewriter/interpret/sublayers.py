@@ -1,17 +1,17 @@
 """MLP blocks as heads, one per neuron and head of the program, and the names of all sublayers.
 
-A file that an earlier run rewrote gives the same heads as its original: its plan, once checked, names the activation
-and the weights, which are still in the file.
-
+A rewritten file has the heads of its original: its plan names the activation and the weights, which are still there.
 Names are those of TransformerLens: `blocks.3.attn`, `blocks.3.mlp_heads`. The number of a layer is the first number in
-the module path that the exporter left; where a path has none, every self-attention begins a layer. A model with an
-encoder and a decoder has `encoder.3.attn` and `decoder.3.cross_attn`.
+the module path that the exporter left. A model with an encoder and a decoder has `encoder.3.attn` and
+`decoder.3.cross_attn`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, product
 
 from passes.conversion import decide
@@ -54,8 +54,14 @@ class NeuronHeads:
         return groups_of(self.program)
 
     @property
+    def data(self) -> str:
+        return self.query.data
+
+    @property
     def neurons(self) -> int:
         return self.query.out_features
+
+    count = neurons  # of members
 
     @property
     def heads(self) -> int:
@@ -92,8 +98,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
         except LostError as lost:
             missed.append(Miss(f"block {block.name}: {lost.miss.reason}", lost.miss.node))
     known = [each for each in plan.recognised.blocks if not each.block.path]
-    flows = [Dataflow(view, Constants(view))] if known else []
-    for made, flow in product(known, flows):
+    for made, flow in product(known, [Dataflow(view, Constants(view))] if known else ()):
         try:
             # The plan states the error of the file's own heads.
             heads = _of_made(view, flow, made, program)
@@ -149,6 +154,11 @@ class Named:
     module: str
     sublayer: Sublayer
 
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """The names of its heads, or neurons."""
+        return tuple(f"{self.name}.{number}" for number in range(self.sublayer.count))
+
 
 def named_sublayers(
     view: GraphView, attention: Sequence[Attention], neurons: Sequence[NeuronHeads]
@@ -160,8 +170,21 @@ def named_sublayers(
         first = {side.operator.node: side.operator for side in (each.query, each.key, each.value)}
         modules.append((namer.name(view, tuple(first.values()), (each.output,), ()), each))
     modules.sort(key=lambda pair: pair[1].node)
-    places = _by_path(modules) or _by_order([each for _, each in modules])
-    return tuple(_named(modules, places))
+    places = _by_path(modules)
+    if not places:  # every self-attention begins a layer
+        begun = accumulate(isinstance(each, Attention) and not each.cross for _, each in modules)
+        places = [("", max(layer - 1, 0)) for layer in begun]
+    stacks, copies, found = list(dict.fromkeys(stack for stack, _ in places)), Counter[str](), list[Named]()
+    for (module, sublayer), (stack, number) in zip(modules, places, strict=True):
+        # The distinguishing part of a stack's path: `encoder`, `decoder`.
+        others = {part for other in stacks if other != stack for part in other.split(".")}
+        short = next((part for part in stack.split(".") if part not in others), stack or "blocks")
+        layer = f"{short if len(stacks) > 1 else 'blocks'}.{number}"
+        kind = "mlp_heads" if isinstance(sublayer, NeuronHeads) else "cross_attn" if sublayer.cross else "attn"
+        name = f"{layer}.{kind}"
+        copies[name] += 1
+        found.append(Named(name if copies[name] == 1 else f"{name}_{copies[name]}", layer, module, sublayer))
+    return tuple(found)
 
 
 def _by_path(modules: Sequence[tuple[str, Sublayer]]) -> list[tuple[str, int]] | None:
@@ -173,39 +196,6 @@ def _by_path(modules: Sequence[tuple[str, Sublayer]]) -> list[tuple[str, int]] |
         if number is None:
             return None
         places.append((".".join(parts[:number]), parts[number]))
-    numbers: dict[str, dict[str, int]] = {}
-    for stack, layer in places:
-        layers = numbers.setdefault(stack, {})
-        layers.setdefault(layer, len(layers))
-    return [(stack, numbers[stack][layer]) for stack, layer in places]
-
-
-def _by_order(sublayers: Sequence[Sublayer]) -> list[tuple[str, int]]:
-    """Every self-attention begins a layer."""
-    begun = accumulate(isinstance(each, Attention) and not each.cross for each in sublayers)
-    return [("", max(layer - 1, 0)) for layer in begun]
-
-
-def _named(modules: Sequence[tuple[str, Sublayer]], places: Sequence[tuple[str, int]]) -> Iterator[Named]:
-    stacks = list(dict.fromkeys(stack for stack, _ in places))
-    taken: set[str] = set()
-    for (module, sublayer), (stack, number) in zip(modules, places, strict=True):
-        layer = f"blocks.{number}" if len(stacks) == 1 else f"{_short(stack, stacks)}.{number}"
-        kind = "mlp_heads"
-        if isinstance(sublayer, Attention):
-            kind = "cross_attn" if sublayer.cross else "attn"
-        name, copy = f"{layer}.{kind}", 1
-        while name in taken:
-            copy += 1
-            name = f"{layer}.{kind}_{copy}"
-        taken.add(name)
-        yield Named(name, layer, module, sublayer)
-
-
-def _short(stack: str, stacks: Sequence[str]) -> str:
-    """The distinguishing part of a stack's path: `encoder`, `decoder`."""
-    parts = stack.split(".")
-    for part in parts:
-        if all(part not in other.split(".") for other in stacks if other != stack):
-            return part
-    return stack or "blocks"
+    known = list(dict.fromkeys(places))
+    layers = {stack: [number for each, number in known if each == stack] for stack, _ in known}
+    return [(stack, layers[stack].index(layer)) for stack, layer in places]

@@ -58,18 +58,12 @@ class GivenCases:
 
 
 def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
-    """The cases of given inputs.
-
-    Raises UsageError: they do not fit the model; `tokenizers` is not installed, the tokenizer cannot be read or belongs
-    to another model, a text has no tokens, or the model has inputs that text does not determine.
-    """
+    """The cases of given inputs. Raises UsageError where they, or the tokenizer, do not fit the model."""
     if not isinstance(inputs, Text):
         return GivenCases(load_cases(as_given(inputs), model))
-    return _tokenized(model, inputs) if inputs.arrays is None else _spelled(model, inputs.arrays, inputs.tokenizer)
-
-
-def _spelled(model: onnx.ModelProto, inputs: Inputs, tokenizer: Any) -> GivenCases:
-    cases, opened = load_cases(as_given(inputs), model), open_tokenizer(tokenizer)
+    if inputs.arrays is None:
+        return _tokenized(model, inputs)
+    cases, opened = load_cases(as_given(inputs.arrays), model), open_tokenizer(inputs.tokenizer)
     every = [next(iter(_ids(model, case.feeds)), ()) for case in cases]
     known = all(opened.id_to_token(number) is not None for ids in every for number in ids)
     spellings = tuple(tuple(spelling(opened, number) for number in ids) for ids in every) if known else ()
@@ -89,8 +83,7 @@ def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
     if len(found) != 1:
         what = f"text fills one input of token ids, and there are {len(found)}"
         raise UsageError(f"{what}: give all inputs as arrays")
-    rows, longest = found[0].rows, maker.longest
-    cases, spellings = [], []
+    rows, longest, cases, spellings = found[0].rows, maker.longest, [], []
     for number, text in enumerate(texts):
         with refusing(f"the tokenizer cannot encode {quoted(text)}"):
             encoding = tokenizer.encode(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import LinearOperator, linear_operator, made_linearly
+from passes.match.linear import linear_operator, made_linearly
 from passes.sizes import BROADCAST
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
@@ -39,13 +39,9 @@ _MAX_FACTOR = 2**12  # entries of a tensor that may be a factor
 
 _ROWS = ("Gather", "GatherND")  # operators that take rows of a table
 _MOVES = REARRANGED | PARTS | {"Expand", "Tile"}
-_FOLLOWED: Mapping[str, Sequence[int]] = {
-    **dict.fromkeys((*_MOVES, "Neg", "RotaryEmbedding"), (0,)),
-    "ScatterND": (0, 2),
-    "ScatterElements": (0, 2),
-    "TensorScatter": (0, 1),
-}
-"""Operators that move, repeat, drop or write entries: the operands with these."""
+# Operators that move, repeat, drop or write entries: the operands with these.
+_FOLLOWED: dict[str, Sequence[int]] = dict.fromkeys((*_MOVES, "Neg", "RotaryEmbedding"), (0,))
+_FOLLOWED |= {"ScatterND": (0, 2), "ScatterElements": (0, 2), "TensorScatter": (0, 1)}
 _JOINING = ("Concat", "Add", "Sub", "Sum")  # all of their operands
 
 
@@ -78,10 +74,9 @@ class _Small(Evaluator):
         self.values: dict[str, Any] = dict(feeds)  # of small tensors
         self.lost: dict[str, LostError] = {}
         self._tracer = tracer
-        declared = [(tracer.view.type_of(name).shape or (), array.shape) for name, array in feeds.items()]
-        self._symbols = {
-            dim: size for each in declared for dim, size in zip(*each, strict=False) if isinstance(dim, str)
-        }
+        declared = ((tracer.view.type_of(name).shape or (), array.shape) for name, array in feeds.items())
+        sizes = (pair for each in declared for pair in zip(*each, strict=False))
+        self._symbols = {dim: size for dim, size in sizes if isinstance(dim, str)}
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         name, missing = node.output[0], [self.lost[each] for each in node.input if each in self.lost]
@@ -161,9 +156,7 @@ class Tracer:
         """`model` is that of `source` with operators expanded, and `view` its main graph."""
         self.view, self.constants = view, Constants(view)
         self._source, self._model = source, replace(source, proto=model)
-        self.operator: Callable[[str], LinearOperator | None] = cache(
-            lambda tensor: made_linearly(view, self.constants, tensor)
-        )
+        self.operator = cache(partial(made_linearly, view, self.constants))
         self.is_wave = cache(self._is_wave)
         made = {name: self.operator(name) for node in view.nodes for name in node.output[:1]}
         self.widths = {name: each.out_features for name, each in made.items() if each is not None and each.axis == -1}
@@ -231,12 +224,10 @@ class Tracer:
 
     def _is_wave(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
-        node = self.view.made_by(tensor)
-        if node is None or tensor in self.constants:
-            return False
-        if node.op_type in _ROWS:
+        node = None if tensor in self.constants else self.view.made_by(tensor)
+        if node is not None and node.op_type in _ROWS:
             return node.input[0] in self.constants and integer_of(node, "axis", 0) == 0
-        return node.op_type in ("Cos", "Sin")
+        return node is not None and node.op_type in ("Cos", "Sin")
 
     def _turns(self, tensor: str) -> bool:
         """Whether all entries of a tensor are moved and scaled cosines, or sines: 1 or 0 for the angle 0."""
@@ -260,11 +251,7 @@ class Tracer:
         entries = np.arange(1.0, prod(self.shape(source)) + 1).reshape(self.shape(source))
         held = tuple(name for name in names if name in self.constants)
         nothing = {name: np.zeros(self.constants.shape(name) or ()) for name in held}
-        probes = (
-            {source: np.zeros_like(entries)},
-            {source: np.ones_like(entries), **nothing},
-            {source: entries, **nothing},
-        )
+        probes = {source: entries * 0.0}, {source: np.ones_like(entries), **nothing}, {source: entries, **nothing}
         added, factor, numbers = self._values(tensor, path, probes)
         index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
         return Traced(source, index, factor, added, held, any(path.values()))
@@ -336,9 +323,8 @@ class Tracer:
 # -- normalisations: an operator, or arithmetic that divides by a mean ------------------------------------------------
 
 _MAX_DISTANCE = 8  # nodes between the scale of a normalisation in primitive operators and its mean
-
+# Operators whose output is normalised along the last axis; scale and bias follow the data.
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-"""Operators whose output is normalised along the last axis; scale and bias follow the data."""
 
 
 @dataclass(frozen=True)
@@ -373,8 +359,15 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
         if node is not None and len(own) == 1:
             held[kind], data = own[0], next(each for each in node.input if each not in constants)
     shape = constants.shape(held["Mul"]) or ()
-    fits = len([size for size in shape if size != 1]) == 1 and _contains_mean(view, data)
-    return Norm(tensor, held["Mul"], held["Add"], _normalised(view, data)) if fits else None
+    if len([size for size in shape if size != 1]) != 1 or not _contains_mean(view, data):
+        return None
+    # The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), where x is not the result of a mean.
+    node = view.made_by(view.before(data))
+    names = list(node.input) if node is not None else []
+    makers = [view.made_by(name) for name in names]
+    centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
+    normalised = next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")
+    return Norm(tensor, held["Mul"], held["Add"], normalised)
 
 
 def _contains_mean(view: GraphView, tensor: str, reach: int = _MAX_DISTANCE) -> bool:
@@ -385,12 +378,3 @@ def _contains_mean(view: GraphView, tensor: str, reach: int = _MAX_DISTANCE) -> 
     through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
     means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
     return means or (through and any(_contains_mean(view, name, reach - 1) for name in node.input))
-
-
-def _normalised(view: GraphView, tensor: str) -> str:
-    """The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), where x is not the result of a mean."""
-    node = view.made_by(view.before(tensor))
-    names = list(node.input) if node is not None else []
-    makers = [view.made_by(name) for name in names]
-    centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
-    return next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")

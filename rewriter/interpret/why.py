@@ -36,13 +36,22 @@ class Why:
     query: int
     key: int | None  # the token with the score; None for a neuron
     total: float  # the neuron's pre-activation, or the score before the softmax, as in the model
-    added: float  # masks and position biases on top of `scale (q k)`; 0 for a neuron
-    residual: float  # the model's `scale (q k)`, or the pre-activation, minus the sum of the table
+    product: float  # the model's `scale (q k)` in it, or the pre-activation
     # `embed`, `blocks.0.attn[2]`, `b_Q`, ...; neurons are one row each for a neuron, and one per sublayer for a score
     sources: tuple[str, ...]
     keys: tuple[str, ...]  # likewise; an empty one for a neuron
     table: Array  # [sources, keys], contributions
     tokens: tuple[str, ...] = ()  # of a text
+
+    @property
+    def added(self) -> float:
+        """Masks and position biases on top of `scale (q k)`; 0 for a neuron."""
+        return self.total - self.product
+
+    @property
+    def residual(self) -> float:
+        """The product minus the sum of the table."""
+        return self.product - float(self.table.sum())
 
     def top(self, count: int) -> list[tuple[str, str, float]]:
         """(source, source at the key or empty, contribution), the largest first."""
@@ -59,24 +68,16 @@ class Why:
         return [((self.sources, self.keys)[axis][place], float(sums[place])) for place in order.tolist()]
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "table": self.table.tolist()}
+        names = ("head", "query", "key", "total", "added", "residual", "sources", "keys", "table", "tokens")
+        return {**{name: getattr(self, name) for name in names}, "table": self.table.tolist()}
 
 
 def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key: int | None = None) -> Why:
     """Explain a neuron's pre-activation, or an original head's score, as a sum, evaluated in float64.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`. Of a batch the first sequence counts.
-        head: a neuron or an original head, as `blocks.1.attn[3]` or `blocks.1.attn.3`. Of a gated neuron it is the
-            pre-activation of its gate.
-        query: the token of the neuron, or of the query.
-        key: the token that the head gives the score to; default: the one that it attends to most. None for a neuron.
-
-    Raises:
-        UsageError: the head or token does not exist; the sublayer does not read the residual stream through a
-            normalisation; or the product of queries and keys cannot be followed.
-        ModelError, ValidationError: as `attribute`.
+    Inputs and errors are those of `attribute`; a UsageError is also a product of queries and keys that is not followed.
+    `head` is as `blocks.1.attn[3]` or `blocks.1.attn.3`; of a gated neuron it is the pre-activation of its gate.
+    `query` is the token of the neuron or the query, `key` by default the one that the head attends to most.
     """
     run = FrozenRun(model, inputs)
     # One name matches one head or, as chosen_heads says, none.
@@ -105,21 +106,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
-    return as_why(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, run.words)
-
-
-def as_why(
-    head: str,
-    tokens: tuple[int, int | None],
-    score: tuple[float, float],
-    sources: tuple[str, ...],
-    keys: tuple[str, ...],
-    table: Array,
-    words: tuple[str, ...] = (),
-) -> Why:
-    """A table with its total; `score` is as `ScoreTerms.at` gives it."""
-    total, product = score
-    return Why(head, *tokens, total, total - product, product - float(table.sum()), sources, keys, table, words)
+    return Why(f"{named.name}[{number}]", t, key, total, product, rows, columns, first @ second.T, run.words)
 
 
 def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
@@ -144,12 +131,9 @@ class Reads:
         """`place` is that of the sublayer's stage; `data` maps a side, such as `Q`, to its input."""
         self._run, self._place, self._name = run, place, name
         before = run.chain.stages[place].before
-        self._norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
-        self._frozen = cache(lambda side: run.freeze(self._norms[side], before, name))
-
-    @property
-    def needed(self) -> set[str]:
-        return {norm.output for norm in self._norms.values() if norm}
+        norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
+        self._frozen = cache(lambda side: run.freeze(norms[side], before, name))
+        self.needed = {norm.output for norm in norms.values() if norm}
 
     def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
         """Source to its part of `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
@@ -160,10 +144,7 @@ class Reads:
 
 
 class ScoreTerms(Reads):
-    """The scores of an attention sublayer before the softmax, as sums over pairs of sources.
-
-    If `cross`, keys are of another sequence, and one source.
-    """
+    """The scores of an attention sublayer before the softmax; keys of another sequence are one source."""
 
     def __init__(self, run: FrozenRun, place: int, name: str, own: Attention) -> None:
         data = {"Q": own.query.operator.data} | ({} if own.cross else {"K": own.key.operator.data})
@@ -175,12 +156,9 @@ class ScoreTerms(Reads):
         self._rotations = cache(self._rotation)
         self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
         self._weights = cache(lambda part: run.index[f"{name}.{part}"])
-
-    @property
-    def needed(self) -> set[str]:
-        parts = "pattern", "attn_scores", "q", "k", *self._turning.values()
-        hooks = (self._run.hooks[f"{self._name}.hook_{part}"] for part in parts)
-        return {self._own.product, *self._operands, *(name for hook in hooks for name in hook.tensors), *super().needed}
+        self.needed |= {own.product, *self._operands}
+        for part in ("pattern", "attn_scores", "q", "k", *self._turning.values()):
+            self.needed |= {*run.hooks[f"{name}.hook_{part}"].tensors}
 
     @property
     def pattern(self) -> Array:
@@ -244,9 +222,8 @@ def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], A
     return tuple(names), np.concatenate([part.reshape(len(part), -1) for part in parts.values()])
 
 
-_MAX_DISTANCE, _MAX_LENGTH_DIFFERENCE = 1e-9, 1e-6
-"""Maximum relative distance between rotated vectors and a rotation's result, and between factors of pairs' lengths:
-cosines and sines may be float32 constants."""
+_MAX_DISTANCE = 1e-9  # of rotated vectors from a rotation's result, relative
+_MAX_LENGTH_DIFFERENCE = 1e-6  # of factors of pairs' lengths: cosines and sines may be float32 constants
 
 
 def rotation(before: Array, after: Array, where: str) -> Array:
