@@ -25,20 +25,19 @@ from numpy.typing import ArrayLike
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
 from passes.programs.exponentials import HIGHEST, LOWEST, REACH, Line, Powers
-from passes.programs.groups import SharedKey, by_keys, progression_of
+from passes.programs.groups import SharedKey, by_keys, group_of, progression_of
 from passes.programs.head import FACTORED, Head
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
 
-_HIGHEST_LOGIT = 80.0
-"""The largest logit relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17."""
+_HIGHEST_LOGIT = 80.0  # relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17
+_STEEP_SLOPE = 8.0
 LARGEST_PART = 2.0**12  # the largest weight or part whose product with e^80 is finite
 SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
 BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")  # slopes, weights, parts, offsets, as above
 Inputs = Mapping[str, Tensor]  # operands by the names of formal inputs, in order
-
 
 Spelling = Callable[..., Variable]
 """Adds the nodes of a function and names the last `output`, of a builder, `Inputs` and the numbers that the name of the
@@ -68,11 +67,8 @@ def zero_bias(b: Builder, inputs: Inputs, *, steep: bool) -> Variable:
     FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
     """
     # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
-    logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
-    logit = b.node("Neg", [logit], "bias_logit")
-    if steep:
-        logit = _normal(b, logit, "bias")
-    bias_weight = b.node("Exp", [logit], "bias_weight")
+    logit = b.node("Neg", [b.node("Mul", [inputs["query"], inputs["key"]], "logit")], "bias_logit")
+    bias_weight = b.node("Exp", [_normal(b, logit, "bias") if steep else logit], "bias_weight")
     total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
     return b.node("Div", [inputs["value"], total], "output")
 
@@ -182,9 +178,7 @@ def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variab
     shared = terms[0]
     for j, term in enumerate(terms[1:], start=1):
         shared = b.node("Add", [shared, term], f"shared_weight_{j}")
-    own, other = (
-        b.node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
-    )
+    own, other = b.node("Add", [share, shared], "own_weight"), b.node("Add", [inverse, shared], "other_weight")
     mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
     return b.node("Mul", [inputs["value"], mean], "output")
 
@@ -243,15 +237,6 @@ def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
     return _Emitter(view, conversion).run()
 
 
-def _one_a_side(keys: Sequence[SharedKey]) -> bool:
-    """Whether bias tokens compete only with self: clipped logits do not show which of two is larger."""
-    slopes = [key.slope for key in keys]
-    return all(slopes) and sum(slope < 0.0 for slope in slopes) <= 1 and sum(slope > 0.0 for slope in slopes) <= 1
-
-
-_STEEP_SLOPE = 8.0
-
-
 class _Emitter:
     def __init__(self, view: GraphView, conversion: Conversion) -> None:
         self._conversion = conversion
@@ -287,14 +272,13 @@ class _Emitter:
         return b.node("Mul", [source, b.renamed(result, "weight_of_value")], "gated")
 
     def _line(self, line: Line, query: Tensor) -> Variable:
-        rates = [0.0, *(rate for rate, _ in line.pairs), *([0.5] if line.middle else [])]
+        nodes = [(0.0, line.end), *line.pairs, *([(0.5, line.middle)] if line.middle else [])]
         # The step divides the whole, so the sum of weights takes it as a factor, which is exact.
-        weights = [line.end, *(weight for _, weight in line.pairs), *([line.middle] if line.middle else [])]
         inputs: dict[str, Tensor] = {
             "query": query,
             "step": self._b.numbers("line_step", -line.step),
-            "rates": self._b.numbers("line_rates", rates),
-            "weights": self._b.numbers("line_weights", [line.step * weight for weight in weights]),
+            "rates": self._b.numbers("line_rates", [rate for rate, _ in nodes]),
+            "weights": self._b.numbers("line_weights", [line.step * weight for _, weight in nodes]),
         }
         name = f"NeuronLine_{2 * len(line.pairs) + 2 + bool(line.middle)}"
         made = self._attend("line/", line_of, name, inputs, pairs=len(line.pairs), middle=bool(line.middle))
@@ -313,11 +297,8 @@ class _Emitter:
 
     def _sum(self, program: Program, query: Tensor, source: Tensor) -> Variable:
         groups, linear = by_keys(program)
-        rest: list[Tensor] = []
-        if linear != 0.0:
-            rest.append(self._scaled(source, linear, 0.0, "linear"))
-        if program.constant != 0.0:
-            rest.append(self._b.numbers("constant", program.constant))
+        rest: list[Tensor] = [self._scaled(source, linear, 0.0, "linear")] if linear != 0.0 else []
+        rest += [self._b.numbers("constant", program.constant)] if program.constant != 0.0 else []
         terms: list[Variable] = []
         for number, group in enumerate(groups):
             prefix = "" if len(groups) == 1 else f"{number}/"
@@ -330,10 +311,9 @@ class _Emitter:
     def _group(self, prefix: str, head: Head | tuple[SharedKey, ...], query: Tensor, source: Tensor) -> Variable:
         if isinstance(head, tuple):
             return self._shared(prefix, head, query, source)
-        if head.c in (0.0, 1.0):
-            return self._plain_head(prefix, head, query, source)
-        # The factor is applied after the softmax, where it cannot overflow a value of weight 0 (`Head.unscaled`).
-        return self._times(self._plain_head(prefix, head.unscaled(), query, source), head.c, prefix)
+        group = group_of(head)
+        result = self._plain_head(prefix, group.head, query, source)
+        return result if group.factor == 1.0 else self._times(result, group.factor, prefix)
 
     def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
         unscaled, number = self._b.renamed(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
@@ -345,15 +325,15 @@ class _Emitter:
         keys = [SharedKey.of(token.slope, token.offset, token.value, plain.largest_factored) for token in tokens]
         offsets = any(key.offset != 0.0 for key in keys)
         # In float64 a self value may be too large for a clipped logit to take all its weight.
-        centred = offsets and not self._double and plain.beta == 0.0 and _one_a_side(keys)
+        centred = offsets and not self._double and plain.beta == 0.0
+        # Bias tokens compete only with self: clipped logits do not show which of two is larger.
+        centred = centred and sorted(np.sign(key.slope) for key in keys) in ([-1], [1], [-1, 1])
         centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
         # A line is bounded already, and a constant value reads nothing.
         bounded = self._conversion.program.line is not None or plain.c == 0.0
         value = source if bounded else self._finite(plain, source, f"{prefix}finite_value")
         value = self._scaled(value, plain.c, plain.d, f"{prefix}self_value")
-        inputs = {"query": query}
-        if not centred:
-            inputs["key"] = self._b.numbers(f"{prefix}key", plain.beta)
+        inputs = {"query": query} | ({} if centred else {"key": self._b.numbers(f"{prefix}key", plain.beta)})
         inputs["value"] = value
         if plain.zero_bias:
             steep = abs(plain.beta) > _STEEP_SLOPE
