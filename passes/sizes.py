@@ -127,7 +127,9 @@ class Shapes:
         except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on unusual nodes
             return None
         shapes = [type_of(inferred[name]).shape if name in inferred else None for name in node.output]
-        found = [shape and tuple(dim if isinstance(dim, int) else None for dim in shape) for shape in shapes]
+        found = [
+            None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape) for shape in shapes
+        ]
         entries = [prod(size or 0 for size in sizes or ()) for sizes in (found[0], self.of(node.input[0]))]
         fits = entries[0] == entries[1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]
         return found if fits else None

@@ -46,14 +46,10 @@ def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program],
     return min(close, key=cost) if close else min(known, key=lambda program: program.max_error)
 
 
-_POWERS_TOLERANCE = 1.15
-"""Times the requested error: the next closer program costs three more operations."""
-
-
 def in_powers(activation: str, tolerance: float) -> Program | None:
     """The program of `activation` in the fewest powers with `max_error` at most about `tolerance`; None if none is."""
     known = [program for name, program in fitted_programs("powers") if name == activation]
-    close = [program for program in known if program.max_error <= _POWERS_TOLERANCE * tolerance]
+    close = [each for each in known if each.max_error <= 1.15 * tolerance]  # a closer one has three more operations
     return min(close, key=lambda program: len(program.heads), default=None)
 
 
@@ -75,9 +71,8 @@ def _file() -> dict[str, Any]:
 
 
 def _line(entry: dict[str, Any]) -> Line:
-    pairs = tuple((rate, weight) for rate, weight in entry["pairs"])
     sizes = {key: entry[key] for key in ("name", "step", "end", "middle", "domain", "max_error")}
-    return Line(pairs=pairs, **sizes)
+    return Line(pairs=tuple(map(tuple, entry["pairs"])), **sizes)
 
 
 def _program(entry: dict[str, Any]) -> Program:
