@@ -54,18 +54,16 @@ _SUMS = {"Add", "Sub", "Sum"}
 _ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))  # of constants
 # Parts of the names of onnxruntime's operators that are known not to be activations.
 _NO_ACTIVATION = (
-    *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd", "CausalConv"),
-    *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearSoftmax"),
+    "Attention Embedding Norm Quantize BiasAdd CausalConv QLinearAdd QLinearMul QLinearConcat QLinearSoftmax"
 )
 
 _FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"
 _EXPERTS = "its experts are inside one operator"
-_UNEXPANDABLE = {
+_UNEXPANDABLE = {  # operators with MLPs or activations inside, which this pass cannot expand
     **dict.fromkeys(("MoE", "QMoE", "MoEPacked"), f"{_EXPERTS}; export them as plain operators to have them converted"),
     **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
     **dict.fromkeys(("RouterGateUpProj", "LinearAttentionGate", "GatedDeltaNet", "HyperConnectionLowRankMix"), _FUSED),
 }
-"""Operators with MLPs or activations inside, which this pass cannot expand."""
 
 
 def _why_not_expanded(view: GraphView, node: onnx.NodeProto) -> str:
@@ -259,7 +257,9 @@ class Dataflow:
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
-        known = node.domain == MICROSOFT and any(part in node.op_type for part in (*_NO_ACTIVATION, *_UNEXPANDABLE))
+        known = node.domain == MICROSOFT and any(
+            part in node.op_type for part in (*_NO_ACTIVATION.split(), *_UNEXPANDABLE)
+        )
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
         for name in node.input:
             if foreign and self.leaf(name).operators:

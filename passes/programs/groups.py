@@ -131,8 +131,7 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression |
     ascending = sorted(keys, key=lambda key: key.slope)
     for ordered in (ascending, ascending[::-1]):
         slopes = [narrow(key.slope) for key in ordered]
-        weights = [narrow(key.weight) for key in ordered]
-        parts = [narrow(key.part) for key in ordered]
+        weights, parts = [narrow(key.weight) for key in ordered], [narrow(key.part) for key in ordered]
         step = slopes[1] - slopes[0]
         even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and narrow(step) == step
         if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
@@ -157,9 +156,9 @@ def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...],
 def _shared(heads: list[Head], linear: float) -> tuple[SharedKey, ...]:
     multiples: dict[tuple[float, float], float] = {}
     for head in heads:
-        for token in head.bias_tokens:
-            multiples.setdefault((token.slope, token.offset), linear)
-        own = (head.beta, head.gamma)
+        own, *others = head.logits
+        for other in others:
+            multiples.setdefault(other, linear)
         multiples[own] = multiples.get(own, linear) + head.c
     keys = [SharedKey.of(slope, offset, multiple) for (slope, offset), multiple in multiples.items()]
     return tuple(sorted(keys, key=lambda key: key.part == 0.0))
