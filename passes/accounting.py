@@ -41,8 +41,7 @@ PURE = frozenset(
     """.split()  # noqa: SIM905 - more readable for 100 names
 ).union(PARTS, REARRANGED)
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
-(also spelled out), moves and masks. Every other one counts, known or not, if it reads data and does not compute
-integers. Nodes inside heads are not counted: their exponentials, and the Clip that keeps a query finite."""
+(also spelled out), moves and masks. Every other one outside heads counts if it reads data and makes no integers."""
 
 PRODUCT = "elementwise products of gates"  # the purity line's name for what `--gate product` keeps
 _INTEGER_TYPES = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))

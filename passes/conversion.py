@@ -114,9 +114,8 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
     program = program.rounded(dtype, factored=factored)
     # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
     program = replace(program, coefficient_error=program.coefficient_error + spread_error(program, dtype))
-    return Conversion(
-        block=block, program=program, form=options.form, inline=inline, double=wide, options=options.forms
-    )
+    form, further = options.form, options.forms
+    return Conversion(block=block, program=program, form=form, inline=inline, double=wide, options=further)
 
 
 def _program(block: Block, options: Options, *, quick: bool) -> Program:

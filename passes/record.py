@@ -231,8 +231,7 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
         return Recognised()
     views = {view.path: view for view in all_views(model)}
     flow_of = cache(lambda path: Dataflow(views[path], Constants(views[path])))
-    made: list[Made] = []
-    notes: list[str] = []
+    made, notes = list[Made](), list[str]()
     for each in record.blocks:
         try:
             view, flow = views[each.block.path], flow_of(each.block.path)

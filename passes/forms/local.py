@@ -118,8 +118,7 @@ def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variabl
     query = b.bounded(inputs["query"], "finite_query")
     logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
     shares = _shares(b, logits, logits, names, steep=False)
-    weights: list[Tensor] = []
-    parts: list[Tensor] = []
+    weights, parts = list[Tensor](), list[Tensor]()
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
         weights.append(b.node("Mul", [share, b.entry(inputs, "weights", j)], f"{name}_weight"))
         if j < heads:
@@ -211,8 +210,7 @@ def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j
 def _shares(
     b: Builder, logits: list[Variable], largest: list[Variable], names: list[str], *, steep: bool
 ) -> list[Variable]:
-    top = b.node("Max", largest, "largest_logit")
-    shares = []
+    top, shares = b.node("Max", largest, "largest_logit"), []
     for name, logit in zip(names, logits, strict=True):
         shifted = b.node("Sub", [logit, top], f"{name}_shifted")
         shares.append(b.node("Exp", [_normal(b, shifted, name) if steep else shifted], f"{name}_share"))
@@ -285,13 +283,13 @@ class _Emitter:
         return self._b.renamed(made, "line")
 
     def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
+        step, base, pairs = powers.step != 1.0, powers.base != 0.0, powers.pairs
         given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
-        given |= {"step": powers.step} if powers.step != 1.0 else {}
-        given |= {"base": powers.base} if powers.base != 0.0 else {}
+        given |= ({"step": powers.step} if step else {}) | ({"base": powers.base} if base else {})
         inputs = {"query": query, "value": own, **self._constants("", given)}
-        pairs, singles = powers.pairs, len(powers.parts) - 2 * powers.pairs
-        name = f"NeuronPowers_{2 * singles + 4 * pairs + 3}" + (f"_{pairs}" if pairs else "")
-        name = _named(name, step="step" in given, base="base" in given)
+        singles = len(powers.parts) - 2 * pairs
+        name = f"NeuronPowers_{2 * singles + 4 * pairs + 3}"
+        name = _named(name, **{str(pairs): pairs > 0}, step=step, base=base)
         result = self._attend("", powers_of, name, inputs, singles=singles, pairs=pairs)
         return result if powers.factor == 1.0 else self._times(result, powers.factor, "")
 
@@ -302,18 +300,17 @@ class _Emitter:
         terms: list[Variable] = []
         for number, group in enumerate(groups):
             prefix = "" if len(groups) == 1 else f"{number}/"
-            terms.append(self._b.renamed(self._group(prefix, group, query, source), f"{prefix}output"))
+            if isinstance(group, tuple):
+                term = self._shared(prefix, group, query, source)
+            else:
+                plain = group_of(group)
+                term = self._plain_head(prefix, plain.head, query, source)
+                term = term if plain.factor == 1.0 else self._times(term, plain.factor, prefix)
+            terms.append(self._b.renamed(term, f"{prefix}output"))
         total = terms[0]
         for number, term in enumerate([*terms[1:], *rest], start=1):
             total = self._b.node("Add", [total, term], f"sum_{number}")
         return total
-
-    def _group(self, prefix: str, head: Head | tuple[SharedKey, ...], query: Tensor, source: Tensor) -> Variable:
-        if isinstance(head, tuple):
-            return self._shared(prefix, head, query, source)
-        group = group_of(head)
-        result = self._plain_head(prefix, group.head, query, source)
-        return result if group.factor == 1.0 else self._times(result, group.factor, prefix)
 
     def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
         unscaled, number = self._b.renamed(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
@@ -360,12 +357,10 @@ class _Emitter:
         if progression is not None:
             step, part = progression.step, progression.part
             given: dict[str, ArrayLike] = {"weights": progression.weights}
-            given |= {"step": step} if step != 1.0 else {}
-            given |= {"part": part} if part != 0.0 else {}
+            given |= ({"step": step} if step != 1.0 else {}) | ({"part": part} if part != 0.0 else {})
             inputs |= self._constants(prefix, given)
             count, steep = len(progression.weights) + 1, abs(step) > _STEEP_SLOPE
-            flags = {"step": "step" in given, "steep": steep, "valued": "part" in given}
-            name = _named(f"NeuronProgression_{count}", **flags)
+            name = _named(f"NeuronProgression_{count}", step=step != 1.0, steep=steep, valued=part != 0.0)
             return self._attend(prefix, progression_over, name, inputs, keys=count, steep=steep)
         steep = any(key.offset != 0.0 for key in keys)
         inputs |= self._arrays(prefix, keys, SHARED_ARRAYS, parts=True, offsets=steep)
@@ -392,11 +387,9 @@ class _Emitter:
         return self._b.node(name, list(inputs.values()), f"{prefix}attention", domain=DOMAIN)
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
+        b = self._b
         if factor == 0.0:
-            return self._b.numbers(name, offset)
-        result = tensor
-        if factor != 1.0:
-            result = self._b.node("Mul", [result, self._b.numbers(f"{name}_factor", factor)], name)
-        if offset != 0.0:
-            result = self._b.node("Add", [result, self._b.numbers(f"{name}_offset", offset)], f"{name}_shifted")
-        return result
+            return b.numbers(name, offset)
+        scaled = tensor if factor == 1.0 else b.node("Mul", [tensor, b.numbers(f"{name}_factor", factor)], name)
+        shifted = f"{name}_shifted"
+        return scaled if offset == 0.0 else b.node("Add", [scaled, b.numbers(f"{name}_offset", offset)], shifted)

@@ -75,15 +75,11 @@ class Identifier:
 
     def identify(self, region: Region) -> Identified | Unknown:
         """For two leaves, as activation(gate) * value."""
-        # All layers of a model share one spelling, and one evaluation serves them all.
-        key = self._signature(region)
-        if key not in self._known:
-            tolerance = _TOLERANCE * self._precision(region)
-            self._known[key] = (
-                identify_function(lambda y: self.evaluate(region, [y]), tolerance)
-                if len(region.leaves) == 1
-                else self._identify_gated(region, tolerance)
-            )
+        key, tolerance = self._signature(region), _TOLERANCE * self._precision(region)
+        if key not in self._known and len(region.leaves) == 1:
+            self._known[key] = identify_function(lambda y: self.evaluate(region, [y]), tolerance)
+        elif key not in self._known:
+            self._known[key] = self._identify_gated(region, tolerance)
         return self._known[key]
 
     def evaluate(self, region: Region, leaves: Sequence[Array]) -> Array:

@@ -74,24 +74,19 @@ def _product(view: GraphView, constants: Constants, index: int) -> LinearOperato
     weight = _weight(view, constants, (left, right))
     if not weight:
         return Miss("neither factor is constant", label(node))
-    # Lowering has decomposed a FusedGemm with a known activation already (`passes.match.lower`).
+    # Lowering has decomposed a FusedGemm with a known activation already.
     if any(attribute.name == "activation" for attribute in node.attribute):
         return Miss("it is fused with an unknown activation", label(node))
     last = weight == right
     if flags.get("transA" if last else "transB") or flags.get("transBatchA") or flags.get("transBatchB"):
         return Miss("the data factor is transposed, so input and output lie on different axes", label(node))
     bias = node.input[2] if node.op_type in ("Gemm", "FusedGemm") and len(node.input) > 2 else ""
-    return _operator(
-        view,
-        constants,
-        index,
-        node.op_type if last else f"{node.op_type} (W X)",
-        left if last else right,
-        weight,
-        transposed=bool(flags.get("transB")) if last else not flags.get("transA"),
-        axis=-1 if last else -2,
-        added="" if bias in constants or (bias in view.picked and weight in view.picked) else bias,
-    )
+    added = "" if bias in constants or (bias in view.picked and weight in view.picked) else bias
+    if last:
+        turned = bool(flags.get("transB"))
+        return _operator(view, constants, index, node.op_type, left, weight, transposed=turned, added=added)
+    kind, turned = f"{node.op_type} (W X)", not flags.get("transA")
+    return _operator(view, constants, index, kind, right, weight, transposed=turned, axis=-2, added=added)
 
 
 def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:

@@ -28,7 +28,7 @@ from rewriter.graph.view import (
     label,
 )
 
-_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")  # on plain matrices
+_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 
 
@@ -56,10 +56,8 @@ class Projection:
     stop: int | None = None
 
     def part(self, start: int, stop: int) -> Projection:
-        biases = tuple(
-            bias if bias.size == 1 else replace(bias, start=bias.start + start, stop=bias.start + stop)
-            for bias in self.biases
-        )
+        wide = [replace(bias, start=bias.start + start, stop=bias.start + stop) for bias in self.biases]
+        biases = tuple(old if old.size == 1 else new for old, new in zip(self.biases, wide, strict=True))
         return replace(self, biases=biases, out_features=stop - start, start=self.start + start, stop=self.start + stop)
 
 
@@ -73,8 +71,7 @@ class Projections:
     result: str  # output of the second operator, after its bias
     rank: int
     result_rank: int  # as many axes as the input's, or 2 where batch and tokens are one axis
-    # outputs of Shape nodes that read a tensor that goes: they are computed from the input instead
-    shapes: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()  # outputs of Shape nodes of tensors that go, computed from the input instead
 
     @property
     def gated(self) -> bool:
@@ -161,8 +158,7 @@ class _ProjectionReader:
         raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
 
     def _width(self, tensor: str) -> int | None:
-        shape = self._view.type_of(tensor).shape
-        last = shape[-1] if shape else None
+        last = (self._view.type_of(tensor).shape or (None,))[-1]
         return last if isinstance(last, int) else None
 
     def _vector(self, name: str, channels: int) -> Vector | None:
@@ -205,8 +201,7 @@ class _ProjectionReader:
         return numbers[0] if numbers is not None and len(numbers) == 1 and abs(numbers[0]) < TOKENS else None
 
     def matrix(self, operator: LinearOperator) -> Projection:
-        node = self._view.nodes[operator.node]
-        where = label(node)
+        node, where = self._view.nodes[operator.node], label(self._view.nodes[operator.node])
         if self._packed and operator.kind == "MatMulNBits" and operator.in_features and operator.out_features:
             sizes = operator.in_features, operator.out_features
             own = tuple(Vector(name, operator.out_features) for name in node.input[5:] if name)
@@ -233,13 +228,12 @@ class _ProjectionReader:
         return Projection(operator.data, operator.weight, operator.transposed, *sizes, biases)
 
     def with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
-        readers = self._view.consumers.get(result, ())
-        node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
-        if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
-            return result, output
-        with suppress(LostError):
-            step = self._step(output, node, node.output[0])
-            return (node.output[0], step) if len(step.biases) > len(output.biases) else (result, output)
+        readers = [self._view.nodes[at] for at in self._view.consumers.get(result, ())]
+        alone = len(readers) == 1 and result not in self._view.outputs
+        if alone and readers[0].op_type == "Add" and self._view.is_onnx(readers[0]):
+            with suppress(LostError):
+                step = self._step(output, readers[0], readers[0].output[0])
+                return (readers[0].output[0], step) if len(step.biases) > len(output.biases) else (result, output)
         return result, output
 
     def _shape_nodes(self, tensor: str) -> set[int]:
@@ -249,14 +243,13 @@ class _ProjectionReader:
         return {at for at in self._view.consumers.get(tensor, ()) if self._view.nodes[at].op_type == "Shape"} - partial
 
     def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
-        tensors = [t for t in (block.output, block.gate, block.value) if self._view.type_of(t).rank == rank]
+        tensors = [name for name in (block.output, block.gate, block.value) if self._view.type_of(name).rank == rank]
         nodes = {index for tensor in tensors for index in self._shape_nodes(tensor)}
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
     def _computed_by(self, weight: str) -> onnx.NodeProto | None:
         """A node that computes a weight by more than layout or type; if `packed`, any unknown one."""
-        # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
-        # quantisation.
+        # Weights are folded when the model is loaded; folding a DequantizeLinear would undo the quantisation.
         ends = self._view.back(weight, COMPUTED if self._packed else REARRANGED)
         makers = (self._view.made_by(name) for name in ends)
         return next((each for each in makers if each is not None and each.op_type != "Constant"), None)

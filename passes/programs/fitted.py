@@ -38,7 +38,12 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
     """The program with the fewest nonzero values, then keys, of error `tolerance`, else the closest one."""
     table = (*fitted_programs("gate"), *fitted_programs(), *fitted_programs("precise"))
     known = [program for name, program in table if name == activation and len(program.heads) == 1]
-    return _first(known, tolerance, lambda program: (values(program), program.bias_tokens, program.max_error))
+
+    def cost(program: Program) -> tuple[float, ...]:
+        values = sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
+        return values, program.bias_tokens, program.max_error
+
+    return _first(known, tolerance, cost)
 
 
 def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program], tuple[float, ...]]) -> Program:
@@ -57,11 +62,6 @@ def in_powers(activation: str, tolerance: float) -> Program | None:
 def lines(arithmetic: str) -> tuple[Line, ...]:
     """The lines of one kind (`passes.programs.program.Arithmetic`), the most precise first."""
     return tuple(_line(entry) for entry in _file()["lines"] if entry["arithmetic"] == arithmetic)
-
-
-def values(program: Program) -> int:
-    """The number of bias tokens with a nonzero value."""
-    return sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
 
 
 @cache
