@@ -41,26 +41,21 @@ PURE = frozenset(
     """.split()  # noqa: SIM905 - more readable for 100 names
 ).union(PARTS, REARRANGED)
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
-(also spelled out), moves and masks. Every other one counts, known or not, if it reads data and does not compute
-integers. Nodes inside heads are not counted: their exponentials, and the Clip that keeps a query finite."""
+(also spelled out), moves and masks. Every other one outside heads counts if it reads data and makes no integers."""
 
 PRODUCT = "elementwise products of gates"  # the purity line's name for what `--gate product` keeps
-_KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
 _INTEGER_TYPES = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
 DEFAULT_TOKENS = 128
 
 
 @dataclass(frozen=True)
 class FormCost:
-    """One block in one form; `heads` are those of each sublayer.
-
-    `pattern_bytes` is the pattern of all heads at once; most forms compute it in chunks, `local` never stores it.
-    """
+    """One block in one form."""
 
     form: str
-    heads: tuple[int, ...]
+    heads: tuple[int, ...]  # of each sublayer
     keys: int
-    pattern_bytes: int
+    pattern_bytes: int  # of all heads at once; most forms compute the pattern in chunks, `local` never stores it
 
 
 @dataclass(frozen=True)
@@ -85,14 +80,12 @@ class Accounting:
     head_dimension: int | None
     attention_heads: int | None
     share: float
-    # nonlinear operators (neither softmax nor normalisation) that conversion leaves, the products of gates that `--gate
-    # product` keeps included, and how many
-    remaining: dict[str, int]
+    remaining: dict[str, int]  # nonlinear operators that conversion leaves, and the products of `--gate product`
     tokens: int
 
     @property
     def purity(self) -> str:
-        """The purity line: which nonlinearities other than softmax and normalisation remain after conversion."""
+        """Which nonlinearities other than softmax and normalisation remain after conversion."""
         if not self.remaining:
             return "none: attention, linear maps and normalisation only"
         return ", ".join(f"{count} {name}" for name, count in self.remaining.items())
@@ -114,18 +107,9 @@ def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
         d_model, d_ff = next((op.in_features for op in block.first), None), block.neurons
         known = count is not None and d_model and d_ff
         forms, refused = _costs(plan, block, d_model or 0, tokens, d_head) if known else ((), ())
-        blocks.append(
-            BlockAccount(
-                name=block.name,
-                d_model=d_model,
-                d_ff=d_ff,
-                parameters=sum(_elements(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights)),
-                share=work / total if total else 0.0,
-                heads=count,
-                forms=forms,
-                refused=refused,
-            )
-        )
+        parameters = sum(_elements(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights))
+        share = work / total if total else 0.0
+        blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, share, count, forms, refused))
     # Activations that are parts of another read the same weights.
     share = sum(works.values()) / total if total else 0.0
     return Accounting(tuple(blocks), d_head, heads, share, _remaining(plan), tokens)
@@ -135,9 +119,8 @@ def _costs(
     plan: Plan, block: Block, width: int, tokens: int, d_head: int | None
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
     taken, refused = list[FormCost](), list[tuple[str, str]]()
-    limits = replace(
-        plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), d_head=d_head or FormOptions.d_head
-    )
+    longest = max(tokens, DEFAULT_MAX_TOKENS)
+    limits = replace(plan.options.forms, max_tokens=longest, d_head=d_head or FormOptions.d_head)
     for form in FORMS.values():
         found = convert(plan.view_of(block), block, replace(plan.options, form=form.name, forms=limits))
         if isinstance(found, Miss):
@@ -158,9 +141,7 @@ def _elements(view: GraphView, weight: str) -> int:
 
 
 def _remaining(plan: Plan) -> dict[str, int]:
-    converted = {
-        (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
-    }
+    converted = {(each.block.path, index) for each in plan.conversions for index in each.block.region.nodes}
     converted |= {(view.path, index) for view in plan.views for index in plan.recognised.nodes(view)}
     local = {(each.domain, each.name) for each in plan.model.functions}
     pure = local - functions_with(plan.model, lambda node: key_of(node) not in local and not _is_pure(node))
@@ -182,12 +163,11 @@ def _remaining(plan: Plan) -> dict[str, int]:
         # An activation may be spelled with operators that do not count.
         if counted.isdisjoint((block.path, index) for index in block.region.nodes):
             counts[f"activation {block.identified.label}"] += 1
-    products = sum(conversion.block.product for conversion in plan.conversions)
-    if products:
+    if products := sum(conversion.block.product for conversion in plan.conversions):
         counts[PRODUCT] += products
     return dict(sorted(counts.items()))
 
 
 def _is_pure(node: onnx.NodeProto) -> bool:
-    known = key_of(node)[0] in _KNOWN_DOMAINS and node.op_type in PURE
-    return known and attributes(node).get("activation") in (None, 0, b"", b"none")
+    plain = attributes(node).get("activation") in (None, 0, b"", b"none")
+    return plain and node.op_type in PURE and key_of(node)[0] in ("", MICROSOFT, "com.microsoft.nchwc")

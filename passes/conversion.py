@@ -63,8 +63,7 @@ class Conversion:
     @property
     def widened(self) -> bool:
         """Whether the heads are computed in float64 although no end of the block is float64."""
-        ends = (self.block.elem_type, self.block.gate_type, self.block.value_type)
-        return self.double and _DOUBLE not in ends
+        return self.double and _DOUBLE not in self.block.types
 
     @property
     def dtype(self) -> type[np.floating]:
@@ -95,9 +94,8 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
     (docs/decisions/0003); others that with the fewest heads and keys, with softmax as in the paper.
     """
     factored = options.form == LOCAL
-    opset, types = view.opsets.get("", 1), {block.elem_type, block.gate_type, block.value_type}
-    odd = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None)
-    why = ""
+    opset, types = view.opsets.get("", 1), block.types
+    odd, why = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None), ""
     if opset < SMALLEST_OPSET:
         why = f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first"
     elif block.elem_type == 0:
@@ -107,21 +105,17 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
     if why:
         raise LostError(why, block.output)
     program = _program(block, options, quick=factored)
-    wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
+    # Is float32 precise enough for logits that include offsets, except those of steep keys?
+    offsets = [abs(token.offset - head.gamma) for head in program.heads for token in head.bias_tokens]
+    mild = max((offset for offset in offsets if offset <= FACTORED), default=0.0)
+    narrow = factored or mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
+    wide = _DOUBLE in types or program.double or not narrow
     dtype = np.float64 if wide else np.float32
     program = program.rounded(dtype, factored=factored)
     # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
     program = replace(program, coefficient_error=program.coefficient_error + spread_error(program, dtype))
-    return Conversion(
-        block=block, program=program, form=options.form, inline=inline, double=wide, options=options.forms
-    )
-
-
-def _narrow_logits(program: Program, block: Block) -> bool:
-    """Whether float32 is precise enough for logits that include offsets, except those of steep keys."""
-    offsets = [abs(token.offset - head.gamma) for head in program.heads for token in head.bias_tokens]
-    mild = max((offset for offset in offsets if offset <= FACTORED), default=0.0)
-    return mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
+    form, further = options.form, options.forms
+    return Conversion(block=block, program=program, form=form, inline=inline, double=wide, options=further)
 
 
 def _program(block: Block, options: Options, *, quick: bool) -> Program:
@@ -136,10 +130,9 @@ def _program(block: Block, options: Options, *, quick: bool) -> Program:
         what, rest = ("a gate with ", "; --gate product converts that alone") if gated else ("", "")
         raise LostError(f"no head program for {what}{identified.activation.name} yet{rest}", block.output)
     if options.accuracy is not None and program.max_error > options.accuracy:
+        asked = f"--accuracy asks for {options.accuracy:.2g}"
         raise LostError(
-            f"the closest program, {program.name}, is off by {program.max_error:.2g}; --accuracy asks for "
-            f"{options.accuracy:.2g}",
-            block.output,
+            f"the closest program, {program.name}, is off by {program.max_error:.2g}; {asked}", block.output
         )
     return program
 

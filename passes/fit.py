@@ -22,23 +22,21 @@ from passes.programs.head import FACTORED, Array, BiasToken, Head
 from passes.programs.program import MARGIN, Arithmetic, Program, grid
 from passes.programs.solve import Function
 
+# Of a function that is known by its values alone, which `function` gives.
 UNNAMED = Activation("f", (), lambda y, _: np.full_like(y, np.nan), lambda _: None, None, usual=())
-"""Of a function that is known by its values alone, which `function` gives."""
 MAX_DEFAULT_ERROR = 1e-5  # over max(1,
 _MAX_FLOAT32_ROUNDING = 4.0  # in tolerances; a fit that rounds by more is evaluated in float64
 _GATE_TOLERANCE = 8.0  # in tolerances: the bound on a gate's additional error is not sharp
 _ADVICE = "keep its product in the graph with --gate product"  # if a fit is not a gate
-DOMAIN_MARGIN = 1.5  # The domain of a fit relative to the largest |y| seen
-
+DOMAIN_MARGIN = 1.5  # the domain of a fit relative to the largest |y| seen
 MAX_FIT_ERROR = 1e-3  # over the largest
 _STEEPNESS = 2.0**40
 
 
 def unnamed(unknown: Unknown) -> Identified | None:
     """An unknown function as an unnamed activation; None if heads cannot be fitted to it."""
-    if unknown.function is None:
-        return None
-    return Identified(_activation(unknown.function), (), 0.0, unknown.gated)
+    found = unknown.function
+    return None if found is None else Identified(_activation(found), (), 0.0, unknown.gated)
 
 
 def domain_of(reached: float) -> float:
@@ -69,11 +67,10 @@ def fitted(
         return program
     if program.rounding > _MAX_FLOAT32_ROUNDING * arithmetic.tolerance:
         program = replace(program, double=True)
-    if program.max_error > allowed:
-        return (
-            f"the closest fit on |y| <= {domain:g} has error {program.max_error:.2g}; accept it with "
-            f"--accuracy {_rounded_up(program.max_error)}, or give a smaller --option domain=R"
-        )
+    if (error := program.max_error) > allowed:
+        power = 10.0 ** math.floor(math.log10(error))
+        how = f"accept it with --accuracy {math.ceil(error / power) * power:.0e}, or give a smaller --option domain=R"
+        return f"the closest fit on |y| <= {domain:g} has error {error:.2g}; {how}"
     if not gated:
         return program
     lined = quick and needs_line(program)
@@ -83,11 +80,6 @@ def fitted(
     if made.max_error > max(allowed, _GATE_TOLERANCE * arithmetic.tolerance):
         return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_ADVICE}"
     return made
-
-
-def _rounded_up(error: float) -> str:
-    power = 10.0 ** math.floor(math.log10(error))
-    return f"{math.ceil(error / power) * power:.0e}"
 
 
 @cache
@@ -123,10 +115,8 @@ def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed
     size = max(1.0, float(np.max(np.abs(values))))
     program = _smallest_head(smooth, reach, [cut.place for cut in cuts], min(tolerance * size, allowed))
     # The ramp `jump max(y - place, 0)`, within 0.28 |jump| / 2^40.
-    steep = [
-        Head(_STEEPNESS, (BiasToken(),), -_STEEPNESS * kink.place, kink.jump, -kink.jump * kink.place)
-        for kink in corners
-    ]
+    k = _STEEPNESS
+    steep = [Head(k, (BiasToken(),), -k * each.place, each.jump, -each.jump * each.place) for each in corners]
     first, *others = (*program.heads, *steep) or (Head(beta=0.0, c=0.0, d=0.0),)
     # A constant goes into the values of a head; a straight line gets a head whose weights do not matter.
     tokens = tuple(replace(token, value=token.value + program.constant) for token in first.bias_tokens)
@@ -151,10 +141,8 @@ def _with_measured_error(f: Function, program: Program, reach: float, size: floa
     error = error if found <= error else MARGIN * found
     rounding = max(_rounding(program, _single_points(reach, 100_001)), Program.rounding)
     if not error <= MAX_FIT_ERROR * size or not np.isfinite(rounding):
-        return (
-            f"the best head program found has error {error:.2g} on |y| <= {reach:.6g}, more than 1e-3 of the "
-            f"largest value {size:.3g}; give a narrower --option domain=R"
-        )
+        off = f"error {error:.2g} on |y| <= {reach:.6g}, more than 1e-3 of the largest value {size:.3g}"
+        return f"the best head program found has {off}; give a narrower --option domain=R"
     return replace(program, max_error=error, rounding=rounding, domain=reach, measured=True)
 
 
@@ -167,8 +155,7 @@ def _single_points(reach: float, count: int) -> Array:
 
 def _rounding(program: Program, y: Array) -> float:
     """The largest rounding over max(1, |program|) in float32, as form `local` computes it."""
-    single = np.float32
-    x = y.astype(single)
+    x = y.astype(single := np.float32)
     total = single(program.linear) * x + single(program.constant)
     with np.errstate(over="ignore", under="ignore"):
         for head in program.heads:
@@ -245,8 +232,7 @@ def _curved_interval(y: Array, target: Array, tolerance: float) -> tuple[float, 
 
 def _centres(low: float, high: float, cuts: list[float], least: float, keys: int, pad: int) -> Array:
     """The centres of `keys` keys and of the token itself, `pad` at each end beyond low and high."""
-    length = high - low
-    far = np.geomspace(1e-6, 1.0, 400) * length
+    far = np.geomspace(1e-6, 1.0, 400) * (length := high - low)
     t = np.concatenate([np.linspace(low, high, 400), *(cut + side * far for cut in cuts for side in (-1, 1))])
     t = np.unique(np.clip(t, low, high))
     density = 1.0 / length + sum((0.5 / (np.abs(t - cut) + least * length) for cut in cuts), np.zeros_like(t))
@@ -300,38 +286,36 @@ def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Corne
     noise = 1e-14 * max(float(np.max(np.abs(values))), 1e-30)
     kinks: list[Corner] = []
     for index in np.flatnonzero((bends > 3.0 * around) & (bends > 1e3 * noise)):
-        if kinks and float(y[index]) < kinks[-1].place + 4.0 * step:
-            continue
-        found = _locate(f, float(y[index]), float(y[index + order]), order)
+        near = kinks and float(y[index]) < kinks[-1].place + 4.0 * step
+        found = None if near else _locate(f, float(y[index]), float(y[index + order]), order)
         if isinstance(found, str):
             return found
-        if found is not None:
-            kinks.append(found)
+        kinks += [] if found is None else [found]
     if len(kinks) > _MAX_KINKS:
-        return (
-            f"it has more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {kinks[0].place:.6g}"
-        )
+        first = f"{kinks[0].place:.6g}"
+        return f"it has more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {first}"
     return tuple(kinks)
 
 
 def _locate(f: Function, low: float, high: float, order: int) -> Corner | str | None:
     """The kink between two points, the description of a jump, or None where f is smooth."""
-    start, width = _difference(f, low, high, order), high - low
     left, right = low, high
     for _ in range(10 if order == 2 else 6):
         quarter = (right - left) / 4.0
         places = (left + shift * quarter for shift in (0.0, 0.5, 1.0, 1.5, 2.0))
         left = max(places, key=lambda place: abs(_difference(f, place, place + 2.0 * quarter, order)))
         right = left + 2.0 * quarter
-    shrunk = (right - left) / width
-    ratio = abs(_difference(f, left, right, order)) / max(abs(start), 1e-300)
+    shrunk = (right - left) / (high - low)
+    ratio = abs(_difference(f, left, right, order)) / max(abs(_difference(f, low, high, order)), 1e-300)
     # With step h an n-th difference is of order h^n where f is smooth, h^(n-1) at a kink, and 1 at a jump.
     if ratio > 0.2 * shrunk ** (order - 2) and order == 2:
         return f"it jumps near y = {left:.6g}, and a sum of heads is continuous"
     if ratio < 0.2 * shrunk ** (order - 1):
         return None
-    place = _shortest_decimal((left + right) / 2.0, right - left)
-    above, below = (_one_sided(f, place, side * width / 8.0, order - 1) for side in (1.0, -1.0))
+    middle = (left + right) / 2.0
+    decimals = (round(middle, digits) for digits in range(12))  # the shortest: 3 rather than 2.9999998
+    place = float(np.float32(next((each for each in decimals if abs(each - middle) <= right - left), middle)))
+    above, below = (_one_sided(f, place, side * (high - low) / 8.0, order - 1) for side in (1.0, -1.0))
     return Corner(place, above - below) if abs(above - below) > 1e-7 else None
 
 
@@ -343,9 +327,3 @@ def _one_sided(f: Function, at: float, step: float, order: int) -> float:
     """The slope or curvature of the cubic through four points on one side."""
     cubic = np.polyfit(np.arange(4.0), f(at + step * np.arange(4.0)), 3)
     return float(cubic[-1 - order]) * math.factorial(order) / step**order
-
-
-def _shortest_decimal(place: float, width: float) -> float:
-    """The shortest decimal within the bracket: 3 rather than 2.9999998."""
-    rounded = (round(place, digits) for digits in range(12))
-    return float(np.float32(next((each for each in rounded if abs(each - place) <= width), place)))

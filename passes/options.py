@@ -34,8 +34,7 @@ class FormOptions:
         metavar="NAMES[:GLOB]",
         see="forms.md#tensors-as-outputs",
     )
-    # of the linear sublayers of form `staged`, which split the rank of W1 and W2: that of the model's own attention
-    d_head: int = 64
+    d_head: int = 64  # of the linear sublayers of form `staged`: that of the model's own attention
 
     @property
     def positions(self) -> int:
@@ -90,6 +89,5 @@ class Options:
         above=0.0,
         rare=True,
     )
-    # largest measured |y| by pre-activation; used if `domain` is None
-    reached: Mapping[str, float] = field(default_factory=dict)
+    reached: Mapping[str, float] = field(default_factory=dict)  # largest |y| by pre-activation, for `domain` None
     forms: FormOptions = DEFAULT_OPTIONS

@@ -27,8 +27,6 @@ from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import GraphView, LostError, Miss, Path, all_views
 
-FUNCTIONS_IR_VERSION = 8  # introduced model-local functions
-INTEGER_CONSTANT_OPSET = 9  # the first with integers in Constant nodes
 _NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
 _SEARCH_DEPTH = 8  # nodes between a softmax and the product that computes its scores
 
@@ -75,9 +73,8 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
 def _through_network(plan: Plan, read: Read) -> Plan:
     others = [entry.name for entry in plan.left if entry.block is not None]
     others += [each.block.name for each in plan.conversions if each.block.path]
-    longest = plan.options.forms.max_tokens
     try:
-        whole = whole_for(plan.model, plan.views[0], plan.conversions, others, read, longest)
+        whole = whole_for(plan.model, plan.views[0], plan.conversions, others, read, plan.options.forms.max_tokens)
     except LostError as lost:
         miss = Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
         left = [Left.of(each.block, miss) for each in plan.conversions]
@@ -91,7 +88,9 @@ def apply(plan: Plan) -> onnx.ModelProto:
     """A new model in which the converted blocks are attention heads; the plan is in its metadata."""
     result, conversions = deepcopy(plan.model), plan.conversions
     replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
-    if _functions_conflict(plan.model, replacements):
+    present = {(function.domain, function.name): function for function in plan.model.functions}
+    needed = (function for replacement in replacements for function in replacement.functions)
+    if any(present.get((each.domain, each.name), each) != each for each in needed):
         conversions = tuple(replace(each, inline=True) for each in conversions)
         replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
     by_path: dict[Path, list[Replacement]] = {}
@@ -109,21 +108,21 @@ def apply(plan: Plan) -> onnx.ModelProto:
     return with_record(result, [*earlier, *conversions], plan.options)
 
 
-def _functions_conflict(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
-    present = {(function.domain, function.name): function for function in model.functions}
-    needed = {(f.domain, f.name): f for replacement in replacements for f in replacement.functions}
-    return any(key in present and present[key] != function for key, function in needed.items())
-
-
 def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
     d_head = own_attention(views, recognised)[1] or FormOptions.d_head
     options = replace(chosen, forms=replace(chosen.forms, d_head=d_head))
-    namer = Namer(_taken_names(views).union(each.block.name for each in recognised.blocks))
+    names = {name for view in views for node in view.nodes for name in (node.name, *node.output)}
+    names.update(name for view in views for name in (*view.initializers, *view.inputs))
+    taken = (name.partition("/heads")[0] for name in names if "/heads" in name)
+    namer = Namer(frozenset(taken).union(each.block.name for each in recognised.blocks))
     notes = list(recognised.notes)
-    plain = _why_no_functions(model, views[0].opsets.get("", 1))
-    inline = options.inline or plain is not None
+    plain, opset = "", views[0].opsets.get("", 1)  # why no function can be called
+    if model.ir_version < 8:
+        plain = f"the model has IR version {model.ir_version}, without model-local functions"
+    elif opset < 9:
+        plain = f"the model has opset {opset}, whose Constant operator holds no integers, which the function body needs"
     conversions: list[Conversion] = []
     left: list[Left] = []
     for view in views:
@@ -132,26 +131,18 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
             miss = Miss(ALREADY, made.output)
             left.append(Left(made.name, view.where, made.identified.label, "", "", miss))
         for block in blocks:
-            decision = _excluded(block, options) or convert(view, block, options, inline=inline)
+            decision = _excluded(block, options) or convert(view, block, options, inline=bool(options.inline or plain))
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
                 left.append(Left.of(block, decision))
         left += rejected
-    if conversions and plain is not None and not options.inline:
+    if conversions and plain and not options.inline:
         notes.append(f"{plain}: the heads are written out")
     notes += _kept_operators(conversions)
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
-
-
-def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
-    if model.ir_version < FUNCTIONS_IR_VERSION:
-        return f"the model has IR version {model.ir_version}, without model-local functions"
-    if opset < INTEGER_CONSTANT_OPSET:
-        return f"the model has opset {opset}, whose Constant operator holds no integers, which the function body needs"
-    return None
 
 
 def _kept_operators(conversions: list[Conversion]) -> list[str]:
@@ -183,12 +174,6 @@ def _excluded(block: Block, options: Options) -> Miss | None:
     if any(fnmatchcase(block.name, glob) for glob in options.skip):
         return Miss("left by --skip", block.output)
     return None
-
-
-def _taken_names(views: tuple[GraphView, ...]) -> frozenset[str]:
-    names = (name for view in views for node in view.nodes for name in (node.name, *node.output))
-    given = (name for view in views for name in (*view.initializers, *view.inputs))
-    return frozenset(name.partition("/heads")[0] for name in (*names, *given) if "/heads" in name)
 
 
 def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:

@@ -42,6 +42,7 @@ MAX_BYTES = 2**24  # of a plan; a block takes about a kilobyte
 _MAX_NAME = 2**14
 _MAX_POSITION_ENTRIES = 2**26  # of a table of positions
 _LARGEST_POINT = 1e3  # at which a program is compared with its activation
+_COMPARED = ("op_type", "domain", "input", "output", "attribute")  # of nodes
 _ROUNDING = 1e-7  # of that comparison in float64, where gates are differences of large terms
 
 
@@ -132,6 +133,7 @@ def _check(conversion: Conversion) -> None:
         raise PlanError("a block of another form than whole shares bias tokens")
 
 
+# What JSON must be for a type, and that in words.
 _SCALARS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     str: (lambda each: isinstance(each, str) and len(each) <= _MAX_NAME, f"a text of at most {_MAX_NAME:,} characters"),
     bool: (lambda each: isinstance(each, bool), "true or false"),
@@ -140,12 +142,7 @@ _SCALARS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     tuple: (lambda each: isinstance(each, list), "a list"),
     dict: (lambda each: isinstance(each, dict), "an object"),
 }
-"""What JSON must be for a type, and that in words."""
-
-
-@cache
-def _hints_of(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints_of = cache(get_type_hints)
 
 
 def _parsed(kind: Any, value: Any, where: str) -> Any:
@@ -168,8 +165,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(kinds) != len(value):
             raise PlanError(f"{where} has {len(value)} entries, not {len(kinds)}")
-        pairs = enumerate(zip(kinds, value, strict=True))
-        return tuple(_parsed(each, item, f"{where}[{number}]") for number, (each, item) in pairs)
+        return tuple(_parsed(kinds[at], item, f"{where}[{at}]") for at, item in enumerate(value))
     if isinstance(kind, type) and is_dataclass(kind):
         missing = [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]
         if missing:
@@ -212,7 +208,7 @@ class Recognised:
 
     @property
     def functions(self) -> frozenset[tuple[str, str]]:
-        return frozenset[tuple[str, str]]().union(*(each.functions for each in self.blocks))
+        return frozenset(function for each in self.blocks for function in each.functions)
 
     @property
     def positions(self) -> int:
@@ -235,8 +231,7 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
         return Recognised()
     views = {view.path: view for view in all_views(model)}
     flow_of = cache(lambda path: Dataflow(views[path], Constants(views[path])))
-    made: list[Made] = []
-    notes: list[str] = []
+    made, notes = list[Made](), list[str]()
     for each in record.blocks:
         try:
             view, flow = views[each.block.path], flow_of(each.block.path)
@@ -260,7 +255,7 @@ def _made(model: onnx.ModelProto, view: GraphView, conversion: Conversion, read:
     for part in (written, *written.further):
         for node in part.nodes:
             there = view.made_by(node.output[0])
-            if there is None or _described(there) != _described(node):
+            if there is None or any(getattr(there, field) != getattr(node, field) for field in _COMPARED):
                 raise PlanError(f"'{node.output[0]}' is not what the heads of the plan would be")
             outputs.update(node.output)
         for tensor in part.initializers:
@@ -288,10 +283,6 @@ def _check_weights(view: GraphView, conversion: Conversion) -> None:
             raise PlanError(f"'{each.weight}' has another shape than in the plan, or is not constant")
         if any(bias.name not in constants for bias in each.biases):
             raise PlanError(f"a bias beside '{each.weight}' is not constant")
-
-
-def _described(node: onnx.NodeProto) -> tuple[object, ...]:
-    return node.op_type, node.domain, list(node.input), list(node.output), list(node.attribute)
 
 
 def _check_activation(conversion: Conversion) -> None:
@@ -324,9 +315,8 @@ def with_operators(view: GraphView, flow: Dataflow, conversion: Conversion) -> B
 
 def _readers(view: GraphView, flow: Dataflow, tensor: str) -> Iterator[LinearOperator]:
     for index in view.consumers.get(tensor, ()):
-        operator = flow.operators.get(index)
         node = view.nodes[index]
-        if operator is not None:
-            yield operator
+        if index in flow.operators:
+            yield flow.operators[index]
         elif node.op_type in SAME_NUMBERS and node.input[0] == tensor:
             yield from _readers(view, flow, node.output[0])

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from rewriter.graph.constants import AnyArray, Constants, Read, small
-from rewriter.graph.types import Dim, TensorType, declared_types, inferred_graph, skeleton_of, type_of
+from rewriter.graph.types import Dim, declared_types, inferred_graph, skeleton_of, type_of
 from rewriter.graph.view import GraphView
 
 TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
@@ -71,10 +71,9 @@ class Shapes:
         """None where the rank is unknown."""
         if tensor in self._noted:
             return self._noted[tensor]
-        if tensor in self.view.initializers:
-            return tuple(self.view.initializers[tensor].dims)
-        shape = self.view.type_of(tensor).shape
-        return None if shape is None else tuple(self._size(dim) for dim in shape)
+        held = self.view.initializers.get(tensor)
+        shape = self.view.type_of(tensor).shape if held is None else held.dims
+        return None if shape is None else tuple(map(self._size, shape))
 
     def _size(self, dim: Dim) -> int | None:
         """The size of a dimension; the name of one may be a sum, such as `past_sequence_length + 1`."""
@@ -113,27 +112,23 @@ class Shapes:
         except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
             return None
 
-    def _integers(self, name: str) -> list[int] | None:
-        return self.numbers(name) if self.view.type_of(name).elem_type in (onnx.TensorProto.INT64, 0) else None
-
     def _inferred(self, node: onnx.NodeProto) -> list[Sizes | None] | None:
         types, values = {}, {}
         for name in filter(None, node.input):
-            elem_type, sizes = self.view.type_of(name).elem_type or onnx.TensorProto.FLOAT, self.of(name)
-            types[name] = onnx.helper.make_tensor_type_proto(elem_type, sizes)
-            integers = self._integers(name)
+            elem_type, sizes = self.view.type_of(name).elem_type, self.of(name)
+            types[name] = onnx.helper.make_tensor_type_proto(elem_type or onnx.TensorProto.FLOAT, sizes)
+            integers = self.numbers(name) if elem_type in (onnx.TensorProto.INT64, 0) else None
             if integers is not None:
                 array = np.asarray(integers, np.int64)
                 values[name] = onnx.numpy_helper.from_array(array.reshape(() if sizes == () else -1), name)
         try:
             schema = onnx.defs.get_schema(node.op_type, self.view.opsets.get("", 1), node.domain)
             inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
-        except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on unusual nodes; the types are then unknown
+        except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on unusual nodes
             return None
-        kinds = [type_of(inferred[name]) if name in inferred else TensorType.UNKNOWN for name in node.output]
+        shapes = [type_of(inferred[name]).shape if name in inferred else None for name in node.output]
         found = [
-            None if kind.shape is None else tuple(dim if isinstance(dim, int) else None for dim in kind.shape)
-            for kind in kinds
+            None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape) for shape in shapes
         ]
         entries = [prod(size or 0 for size in sizes or ()) for sizes in (found[0], self.of(node.input[0]))]
         fits = entries[0] == entries[1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]

@@ -29,13 +29,11 @@ Counts = tuple[tuple[int, ...], int, int]  # heads of each sublayer, queries of 
 
 @dataclass(frozen=True)
 class Form:
-    """One form."""
+    """`prepare` completes a conversion during planning, and raises LostError where the form cannot take the block."""
 
     name: str
     help: str
-    # of a prepared conversion that reads a number of columns, for some tokens
-    cost: Callable[[Conversion, int, int], Counts]
-    # completes a conversion during planning; raises LostError where the form cannot take the block
+    cost: Callable[[Conversion, int, int], Counts]  # of a prepared conversion, the columns it reads, and tokens
     prepare: Callable[[GraphView, Conversion], Conversion]
     emit: Callable[[GraphView, Conversion], Replacement]
 

@@ -22,7 +22,6 @@ from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView, needed
 
 SMALLEST_OPSET = 11  # of Slice with computed bounds, and Range
-_BOUNDS_ARE_INPUTS = 11
 _AXES_ARE_INPUTS = 13
 DOMAIN = "attnonly"  # of the model-local functions; prefix of the metadata keys
 BLOCK_KEY = f"{DOMAIN}.block"  # metadata key of a node's block
@@ -68,8 +67,7 @@ class Builder(Fragment):
     def expose(self, kind: str, tensor: Tensor, sizes: Sequence[int | None]) -> None:
         """Expose a tensor of this builder's type if the user wants its kind, a member of `EXPOSED`."""
         if kind in self._wanted:
-            value = onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes)
-            self.exposed.append(value)
+            self.exposed.append(onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes))
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
         """A constant in the type of the arithmetic, created once per name."""
@@ -92,15 +90,12 @@ class Builder(Fragment):
         return self.cast(self.tensor(tensor), elem_type, name)
 
     def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
-        return (
-            tensor if elem_type == self.compute_type else self.node("Cast", [tensor], name, to=int(self.compute_type))
-        )
+        same = elem_type == self.compute_type
+        return tensor if same else self.node("Cast", [tensor], name, to=int(self.compute_type))
 
     def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
-        if elem_type == self.compute_type:
-            self.node("Identity", [tensor], "result", output=output)
-        else:
-            self.node("Cast", [tensor], "result", output=output, to=int(elem_type))
+        given: dict[str, Any] = {} if elem_type == self.compute_type else {"to": int(elem_type)}
+        self.node("Cast" if given else "Identity", [tensor], "result", output=output, **given)
 
     @property
     def has_allowzero(self) -> bool:
@@ -146,15 +141,14 @@ class Builder(Fragment):
 
     def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
         """Some of the sizes of a tensor, counted from its first axis, as a 1-D tensor."""
-        shape = self.node("Shape", [tensor], f"{name}_of")
-        return self.rows(shape, start, stop, 0, name)
+        return self.rows(self.node("Shape", [tensor], f"{name}_of"), start, stop, 0, name)
 
     def entry(self, inputs: Mapping[str, Tensor], name: str, j: int) -> Variable:
         index = self.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
         return self.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
 
     def clipped(self, tensor: Tensor, ends: tuple[float, float], name: str) -> Variable:
-        if self._opset < _BOUNDS_ARE_INPUTS:
+        if self._opset < 11:
             return self.node("Clip", [tensor], name, min=ends[0], max=ends[1])
         bounds = [self.numbers(f"{end}_{name}", value) for end, value in zip(("lowest", "highest"), ends, strict=True)]
         return self.node("Clip", [tensor, *bounds], name)

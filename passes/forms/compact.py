@@ -29,7 +29,7 @@ from passes.forms.sublayer import (
 from passes.match.projections import projections_of
 from passes.programs.groups import groups_of, spread_error
 from passes.programs.head import Head, narrowed
-from passes.programs.program import Program, largest_change
+from passes.programs.program import largest_change
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
@@ -48,23 +48,17 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
 
 def _as_written(prepared: Conversion) -> Conversion:
     """The program in float32 where float64 is not needed."""
-    if not prepared.widened or prepared.program.double or _beyond_float32(prepared.program):
-        return prepared
     program, single = prepared.program, partial(narrowed, dtype=np.float32)
+    # Values may be so large, as those of exp and ELU, that float32 rounds their keys' offsets too much: an offset is
+    # -ln(value), and half a unit in its last place is the relative error of the product with the weight.
+    values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
+    if not prepared.widened or program.double or max(values, default=0.0) > _LARGEST_VALUE:
+        return prepared
     heads = tuple(head.rounded(np.float32, factored=False, conditioned=True) for head in program.heads)
     program = replace(program, heads=heads, linear=single(program.linear), constant=single(program.constant))
     change = largest_change(prepared.program, program) + spread_error(program, np.float32)
     program = replace(program, coefficient_error=program.coefficient_error + change)
     return replace(prepared, program=program, double=False)
-
-
-def _beyond_float32(program: Program) -> bool:
-    """Whether a value is so large, as those of exp and ELU, that float32 rounds its key's offset too much.
-
-    The offset is -ln(value), and half a unit in its last place is the relative error of the product with the weight.
-    """
-    values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
-    return max(values, default=0.0) > _LARGEST_VALUE
 
 
 def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
@@ -126,12 +120,10 @@ def _sublayer(b: Builder, conversion: Conversion) -> Replacement:
 
     def own_key(numbers: np.ndarray, suffix: str) -> Tensor:
         columns = np.stack([layout.column(number, ()) for number in numbers], axis=-1)
-        return of_scores.project(
-            wide_stream, scoring.numbers(f"W_K{suffix}", columns[None]), 1, len(numbers), f"k_self{suffix}"
-        )
+        weight = scoring.numbers(f"W_K{suffix}", columns[None])
+        return of_scores.project(wide_stream, weight, 1, len(numbers), f"k_self{suffix}")
 
-    y = weights.project(stream, weights.functional(projections.query, "W_Q"), neurons, 1, "unbounded_q")
-    z = y
+    y = z = weights.project(stream, weights.functional(projections.query, "W_Q"), neurons, 1, "unbounded_q")
     if projections.gated:
         z = weights.project(stream, weights.functional(projections.value, "W_V"), neurons, 1, "v")
     written = write_output(weights, _attend(b, conversion, y, z, each, own_key), projections)

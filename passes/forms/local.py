@@ -25,20 +25,19 @@ from numpy.typing import ArrayLike
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
 from passes.programs.exponentials import HIGHEST, LOWEST, REACH, Line, Powers
-from passes.programs.groups import SharedKey, by_keys, progression_of
+from passes.programs.groups import SharedKey, by_keys, group_of, progression_of
 from passes.programs.head import FACTORED, Head
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
 
-_HIGHEST_LOGIT = 80.0
-"""The largest logit relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17."""
+_HIGHEST_LOGIT = 80.0  # relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17
+_STEEP_SLOPE = 8.0
 LARGEST_PART = 2.0**12  # the largest weight or part whose product with e^80 is finite
 SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
 BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")  # slopes, weights, parts, offsets, as above
 Inputs = Mapping[str, Tensor]  # operands by the names of formal inputs, in order
-
 
 Spelling = Callable[..., Variable]
 """Adds the nodes of a function and names the last `output`, of a builder, `Inputs` and the numbers that the name of the
@@ -68,11 +67,8 @@ def zero_bias(b: Builder, inputs: Inputs, *, steep: bool) -> Variable:
     FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
     """
     # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
-    logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
-    logit = b.node("Neg", [logit], "bias_logit")
-    if steep:
-        logit = _normal(b, logit, "bias")
-    bias_weight = b.node("Exp", [logit], "bias_weight")
+    logit = b.node("Neg", [b.node("Mul", [inputs["query"], inputs["key"]], "logit")], "bias_logit")
+    bias_weight = b.node("Exp", [_normal(b, logit, "bias") if steep else logit], "bias_weight")
     total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
     return b.node("Div", [inputs["value"], total], "output")
 
@@ -122,8 +118,7 @@ def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variabl
     query = b.bounded(inputs["query"], "finite_query")
     logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
     shares = _shares(b, logits, logits, names, steep=False)
-    weights: list[Tensor] = []
-    parts: list[Tensor] = []
+    weights, parts = list[Tensor](), list[Tensor]()
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
         weights.append(b.node("Mul", [share, b.entry(inputs, "weights", j)], f"{name}_weight"))
         if j < heads:
@@ -182,9 +177,7 @@ def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variab
     shared = terms[0]
     for j, term in enumerate(terms[1:], start=1):
         shared = b.node("Add", [shared, term], f"shared_weight_{j}")
-    own, other = (
-        b.node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
-    )
+    own, other = b.node("Add", [share, shared], "own_weight"), b.node("Add", [inverse, shared], "other_weight")
     mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
     return b.node("Mul", [inputs["value"], mean], "output")
 
@@ -217,8 +210,7 @@ def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j
 def _shares(
     b: Builder, logits: list[Variable], largest: list[Variable], names: list[str], *, steep: bool
 ) -> list[Variable]:
-    top = b.node("Max", largest, "largest_logit")
-    shares = []
+    top, shares = b.node("Max", largest, "largest_logit"), []
     for name, logit in zip(names, logits, strict=True):
         shifted = b.node("Sub", [logit, top], f"{name}_shifted")
         shares.append(b.node("Exp", [_normal(b, shifted, name) if steep else shifted], f"{name}_share"))
@@ -241,15 +233,6 @@ def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     return _Emitter(view, conversion).run()
-
-
-def _one_a_side(keys: Sequence[SharedKey]) -> bool:
-    """Whether bias tokens compete only with self: clipped logits do not show which of two is larger."""
-    slopes = [key.slope for key in keys]
-    return all(slopes) and sum(slope < 0.0 for slope in slopes) <= 1 and sum(slope > 0.0 for slope in slopes) <= 1
-
-
-_STEEP_SLOPE = 8.0
 
 
 class _Emitter:
@@ -287,53 +270,47 @@ class _Emitter:
         return b.node("Mul", [source, b.renamed(result, "weight_of_value")], "gated")
 
     def _line(self, line: Line, query: Tensor) -> Variable:
-        rates = [0.0, *(rate for rate, _ in line.pairs), *([0.5] if line.middle else [])]
+        nodes = [(0.0, line.end), *line.pairs, *([(0.5, line.middle)] if line.middle else [])]
         # The step divides the whole, so the sum of weights takes it as a factor, which is exact.
-        weights = [line.end, *(weight for _, weight in line.pairs), *([line.middle] if line.middle else [])]
         inputs: dict[str, Tensor] = {
             "query": query,
             "step": self._b.numbers("line_step", -line.step),
-            "rates": self._b.numbers("line_rates", rates),
-            "weights": self._b.numbers("line_weights", [line.step * weight for weight in weights]),
+            "rates": self._b.numbers("line_rates", [rate for rate, _ in nodes]),
+            "weights": self._b.numbers("line_weights", [line.step * weight for _, weight in nodes]),
         }
         name = f"NeuronLine_{2 * len(line.pairs) + 2 + bool(line.middle)}"
         made = self._attend("line/", line_of, name, inputs, pairs=len(line.pairs), middle=bool(line.middle))
         return self._b.renamed(made, "line")
 
     def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
+        step, base, pairs = powers.step != 1.0, powers.base != 0.0, powers.pairs
         given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
-        given |= {"step": powers.step} if powers.step != 1.0 else {}
-        given |= {"base": powers.base} if powers.base != 0.0 else {}
+        given |= ({"step": powers.step} if step else {}) | ({"base": powers.base} if base else {})
         inputs = {"query": query, "value": own, **self._constants("", given)}
-        pairs, singles = powers.pairs, len(powers.parts) - 2 * powers.pairs
-        name = f"NeuronPowers_{2 * singles + 4 * pairs + 3}" + (f"_{pairs}" if pairs else "")
-        name = _named(name, step="step" in given, base="base" in given)
+        singles = len(powers.parts) - 2 * pairs
+        name = f"NeuronPowers_{2 * singles + 4 * pairs + 3}"
+        name = _named(name, **{str(pairs): pairs > 0}, step=step, base=base)
         result = self._attend("", powers_of, name, inputs, singles=singles, pairs=pairs)
         return result if powers.factor == 1.0 else self._times(result, powers.factor, "")
 
     def _sum(self, program: Program, query: Tensor, source: Tensor) -> Variable:
         groups, linear = by_keys(program)
-        rest: list[Tensor] = []
-        if linear != 0.0:
-            rest.append(self._scaled(source, linear, 0.0, "linear"))
-        if program.constant != 0.0:
-            rest.append(self._b.numbers("constant", program.constant))
+        rest: list[Tensor] = [self._scaled(source, linear, 0.0, "linear")] if linear != 0.0 else []
+        rest += [self._b.numbers("constant", program.constant)] if program.constant != 0.0 else []
         terms: list[Variable] = []
         for number, group in enumerate(groups):
             prefix = "" if len(groups) == 1 else f"{number}/"
-            terms.append(self._b.renamed(self._group(prefix, group, query, source), f"{prefix}output"))
+            if isinstance(group, tuple):
+                term = self._shared(prefix, group, query, source)
+            else:
+                plain = group_of(group)
+                term = self._plain_head(prefix, plain.head, query, source)
+                term = term if plain.factor == 1.0 else self._times(term, plain.factor, prefix)
+            terms.append(self._b.renamed(term, f"{prefix}output"))
         total = terms[0]
         for number, term in enumerate([*terms[1:], *rest], start=1):
             total = self._b.node("Add", [total, term], f"sum_{number}")
         return total
-
-    def _group(self, prefix: str, head: Head | tuple[SharedKey, ...], query: Tensor, source: Tensor) -> Variable:
-        if isinstance(head, tuple):
-            return self._shared(prefix, head, query, source)
-        if head.c in (0.0, 1.0):
-            return self._plain_head(prefix, head, query, source)
-        # The factor is applied after the softmax, where it cannot overflow a value of weight 0 (`Head.unscaled`).
-        return self._times(self._plain_head(prefix, head.unscaled(), query, source), head.c, prefix)
 
     def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
         unscaled, number = self._b.renamed(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
@@ -345,15 +322,15 @@ class _Emitter:
         keys = [SharedKey.of(token.slope, token.offset, token.value, plain.largest_factored) for token in tokens]
         offsets = any(key.offset != 0.0 for key in keys)
         # In float64 a self value may be too large for a clipped logit to take all its weight.
-        centred = offsets and not self._double and plain.beta == 0.0 and _one_a_side(keys)
+        centred = offsets and not self._double and plain.beta == 0.0
+        # Bias tokens compete only with self: clipped logits do not show which of two is larger.
+        centred = centred and sorted(np.sign(key.slope) for key in keys) in ([-1], [1], [-1, 1])
         centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
         # A line is bounded already, and a constant value reads nothing.
         bounded = self._conversion.program.line is not None or plain.c == 0.0
         value = source if bounded else self._finite(plain, source, f"{prefix}finite_value")
         value = self._scaled(value, plain.c, plain.d, f"{prefix}self_value")
-        inputs = {"query": query}
-        if not centred:
-            inputs["key"] = self._b.numbers(f"{prefix}key", plain.beta)
+        inputs = {"query": query} | ({} if centred else {"key": self._b.numbers(f"{prefix}key", plain.beta)})
         inputs["value"] = value
         if plain.zero_bias:
             steep = abs(plain.beta) > _STEEP_SLOPE
@@ -380,12 +357,10 @@ class _Emitter:
         if progression is not None:
             step, part = progression.step, progression.part
             given: dict[str, ArrayLike] = {"weights": progression.weights}
-            given |= {"step": step} if step != 1.0 else {}
-            given |= {"part": part} if part != 0.0 else {}
+            given |= ({"step": step} if step != 1.0 else {}) | ({"part": part} if part != 0.0 else {})
             inputs |= self._constants(prefix, given)
             count, steep = len(progression.weights) + 1, abs(step) > _STEEP_SLOPE
-            flags = {"step": "step" in given, "steep": steep, "valued": "part" in given}
-            name = _named(f"NeuronProgression_{count}", **flags)
+            name = _named(f"NeuronProgression_{count}", step=step != 1.0, steep=steep, valued=part != 0.0)
             return self._attend(prefix, progression_over, name, inputs, keys=count, steep=steep)
         steep = any(key.offset != 0.0 for key in keys)
         inputs |= self._arrays(prefix, keys, SHARED_ARRAYS, parts=True, offsets=steep)
@@ -412,11 +387,9 @@ class _Emitter:
         return self._b.node(name, list(inputs.values()), f"{prefix}attention", domain=DOMAIN)
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
+        b = self._b
         if factor == 0.0:
-            return self._b.numbers(name, offset)
-        result = tensor
-        if factor != 1.0:
-            result = self._b.node("Mul", [result, self._b.numbers(f"{name}_factor", factor)], name)
-        if offset != 0.0:
-            result = self._b.node("Add", [result, self._b.numbers(f"{name}_offset", offset)], f"{name}_shifted")
-        return result
+            return b.numbers(name, offset)
+        scaled = tensor if factor == 1.0 else b.node("Mul", [tensor, b.numbers(f"{name}_factor", factor)], name)
+        shifted = f"{name}_shifted"
+        return scaled if offset == 0.0 else b.node("Add", [scaled, b.numbers(f"{name}_offset", offset)], shifted)

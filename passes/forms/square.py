@@ -61,11 +61,9 @@ def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
     """The conversion. Raises LostError if the opset is too old for heads with a literal softmax."""
     opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
-        raise LostError(
-            f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a "
-            "newer opset first, or use form local",
-            conversion.block.output,
-        )
+        what = f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}"
+        how = "convert the model to a newer opset first, or use form local"
+        raise LostError(f"{what}; {how}", conversion.block.output)
     return conversion
 
 
@@ -85,8 +83,7 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
     shape = view.type_of(prepared.whole_block.query.data).shape
     length = shape[-2] if shape is not None and len(shape) > 1 else None
     fixed = length if isinstance(length, int) else 0
-    options = prepared.options
-    limit = options.max_tokens or fixed or options.positions
+    limit = prepared.options.max_tokens or fixed or prepared.options.positions
     if fixed > limit:
         raise LostError(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
     slots = limit + max(group.bias_tokens for group in groups_of(prepared.program))
@@ -94,7 +91,7 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
     if size > LARGEST_PATTERN:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
         raise LostError(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
-    return replace(prepared, options=replace(options, max_tokens=limit))
+    return replace(prepared, options=replace(prepared.options, max_tokens=limit))
 
 
 def activation(conversion: Conversion) -> tuple[Program, bool]:
@@ -144,9 +141,8 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
 
     def pattern(group: Group, query: Tensor, key: Tensor, suffix: str) -> Variable:
         weight = b.read(neuron_scores(group.bias_tokens), elem_type, f"W_QK_positions{suffix}")
-        alone = b.unsqueeze(
-            b.node("MatMul", [positions, weight], f"q_positions{suffix}"), 1, f"q_positions_one{suffix}"
-        )
+        alone = b.node("MatMul", [positions, weight], f"q_positions{suffix}")
+        alone = b.unsqueeze(alone, 1, f"q_positions_one{suffix}")
         shape = b.integers(1, projections.query.out_features, 1, 1)
         both = b.concat([query, b.node("Expand", [alone, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
         return b.pattern(both, b.concat([key, keys], 3, f"key{suffix}"), suffix)
@@ -234,9 +230,8 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
         fixed = weights.project(ones, weight, 1, 1, f"v{suffix}_constants")
         return fixed if group.head.c == 0.0 else b.node("Add", [z, fixed], f"v{suffix}_value")
 
-    finite: Tensor = b.bounded(y, "finite_q")
-    if max(group.dimension for group in groups) > 1:
-        finite = b.paired(finite, "q_pair")
+    finite = b.bounded(y, "finite_q")
+    finite = b.paired(finite, "q_pair") if max(group.dimension for group in groups) > 1 else finite
     attended = attend(weights, ones, groups, finite, of_group, by_positions(b, slots, positions))
     by_token = b.reshape(b.transpose(attended, (0, 2, 1, 3), "z_by_token"), (0, 0, neurons), "z_written")
     # In place these are the columns of y, or of u in a gated block; otherwise the last ones, which are still 0.

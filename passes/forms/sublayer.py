@@ -20,14 +20,14 @@ import numpy as np
 import onnx
 
 from passes.forms.builder import LARGEST_FLOAT32_QUERY, Builder
-from passes.match.projections import Projection, Projections, Vector
+from passes.match.projections import Projection, Projections
 from passes.programs.groups import Group
 from passes.programs.head import LARGEST_QUERY
 from rewriter.graph.surgeon import Tensor, Variable
 
+# Bytes of W_QK between positions from which on these are refused; form `whole` takes as many by default as keep the
+# patterns of every block within it.
 LARGEST_PATTERN = 2**26
-"""Bytes of W_QK between positions above which a number of positions is refused; form `whole` takes as many by default
-as keep the patterns of every block within it."""
 
 
 @dataclass(frozen=True)
@@ -100,45 +100,41 @@ class HeadWeights:
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
         """The sum of the biases of a projection, [neurons] or [1]; None without biases."""
-        vectors = [self._vector(vector, f"{name}_bias_{i}") for i, vector in enumerate(projection.biases)]
-        return self.b.total(vectors, f"{name}_biases") if vectors else None
+        b, vectors = self.b, list[Tensor]()
+        for place, vector in enumerate(projection.biases):
+            wide = b.read(vector.name, self.elem_type, f"{name}_bias_{place}_wide")
+            flat = b.reshape(wide, (-1,), f"{name}_bias_{place}")
+            part = f"{name}_bias_{place}_part"
+            vectors.append(flat if vector.stop is None else b.rows(flat, vector.start, vector.stop, 0, part))
+        return b.total(vectors, f"{name}_biases") if vectors else None
 
     def map(self, stream: Tensor, weight: Tensor, name: str) -> Variable:
         """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, tokens, heads * d_head]."""
-        b = self.b
-        turned = b.transpose(weight, (1, 0, 2), f"{name}_side_by_side")
+        b, turned = self.b, self.b.transpose(weight, (1, 0, 2), f"{name}_side_by_side")
         return b.node("MatMul", [stream, b.reshape(turned, (self.layout.width, -1), f"{name}_flat")], f"{name}_all")
 
     def project(self, stream: Tensor, weight: Tensor, heads: int, dimension: int, name: str) -> Variable:
         """The same as [batch, heads, tokens, d_head], or by token."""
-        b, made, shape = self.b, self.map(stream, weight, name), (0, 0, heads, dimension)
-        if self.by_token:
-            return b.reshape(made, shape, name)
-        return b.transpose(b.reshape(made, shape, f"{name}_by_head"), (0, 2, 1, 3), name)
+        made, last = self.map(stream, weight, name), name if self.by_token else f"{name}_by_head"
+        by_token = self.b.reshape(made, (0, 0, heads, dimension), last)
+        return by_token if self.by_token else self.b.transpose(by_token, (0, 2, 1, 3), name)
 
     def matrix(self, projection: Projection, name: str, *, rows_are_heads: bool = False) -> Tensor:
         """The constant matrix with one row per head, [heads, the other side], in the arithmetic's type."""
         b = self.b
         matrix = b.read(projection.weight, self.elem_type, f"{name}_weight")
         if projection.stop is not None:
-            matrix = b.rows(
-                matrix, projection.start, projection.stop, 0 if projection.transposed else 1, f"{name}_part"
-            )
+            axis = 0 if projection.transposed else 1
+            matrix = b.rows(matrix, projection.start, projection.stop, axis, f"{name}_part")
         # The neurons are the columns of W1 and the rows of W2; `transposed` exchanges the two.
         if projection.transposed != rows_are_heads:
             return matrix
         return b.transpose(matrix, (1, 0), f"{name}_by_head")
 
-    def _vector(self, vector: Vector, name: str) -> Tensor:
-        b = self.b
-        flat = b.reshape(b.read(vector.name, self.elem_type, f"{name}_wide"), (-1,), name)
-        return flat if vector.stop is None else b.rows(flat, vector.start, vector.stop, 0, f"{name}_part")
-
 
 def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     """A power of two at which every forbidden weight is 0, for every pre-activation."""
-    steepest = max(abs(group.head.beta) for group in groups)
-    offset = max(abs(group.head.gamma) for group in groups)
+    steepest, offset = (max(map(abs, each)) for each in zip(*(group.head.logits[0] for group in groups), strict=True))
     single = compute_type == onnx.TensorProto.FLOAT
     largest, underflow = (LARGEST_FLOAT32_QUERY, 256.0) if single else (LARGEST_QUERY, 1024.0)
     return float(2.0 ** ceil(log2(max(steepest * largest + offset, underflow))))
@@ -146,10 +142,8 @@ def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
 
 def as_batches(b: Builder, tensor: Tensor, rank: int) -> Tensor:
     """[..., tokens, width] as [batch, tokens, width]."""
-    if rank == 3:
-        return tensor
-    if rank == 2:
-        return b.unsqueeze(tensor, 0, "one_batch")
+    if rank < 4:
+        return tensor if rank == 3 else b.unsqueeze(tensor, 0, "one_batch")
     last_two = b.sizes(tensor, rank - 2, rank, "last_two")
     return b.reshape(tensor, b.concat([b.integers(-1), last_two], 0, "batches_shape"), "batches")
 
@@ -206,15 +200,13 @@ class Positions:
 
     def of_tokens(self, count: Tensor) -> Variable:
         """One-hot rows [N, slots] of N tokens; fewer rows where N exceeds the slots."""
-        b = self._b
-        table = b.node("Cast", [self._same], "one_hot_slots", to=int(b.compute_type))
-        own = b.rows(table, self._bias_tokens, self.slots, 0, "one_hot_positions")
-        return b.rows(own, 0, count, 0, "token_positions")
+        table = self._b.node("Cast", [self._same], "one_hot_slots", to=int(self._b.compute_type))
+        own = self._b.rows(table, self._bias_tokens, self.slots, 0, "one_hot_positions")
+        return self._b.rows(own, 0, count, 0, "token_positions")
 
     def scores(self, columns: Tensor, bias_tokens: int, name: str) -> Variable:
         """p_i W_QK p_j, [1, 1, rows, rows], of columns [batch, rows, slots]: attention to self and to bias tokens."""
-        b = self._b
-        allowed = self._same
+        b, allowed = self._b, self._same
         if bias_tokens:
             is_bias = b.node("Less", [self._all, b.integers(bias_tokens)], f"{name}_is_bias")
             allowed = b.node("Or", [allowed, is_bias], f"{name}_allowed")
@@ -226,9 +218,8 @@ class Positions:
         return b.unsqueeze(b.node("MatMul", [queries, keys], f"{name}_pairs"), 1, name)
 
 
+# [batch, heads, rows, rows] of one group, from query, key and a suffix for names
 Pattern = Callable[[Group, Tensor, Tensor, str], Variable]
-"""[batch, heads, rows, rows] of one group, from query, key and a suffix for names."""
-
 Values = Callable[[Group, str], Tensor]  # [batch, heads or 1, rows, 1], from a suffix for names
 
 
@@ -330,12 +321,10 @@ def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: 
 
 def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -> Tensor:
     """The sum of the groups' outputs, each times its factor; heads of all groups write along the same rows of W2."""
-    scaled = [
-        term
-        if group.factor == 1.0
-        else b.node("Mul", [term, b.numbers(f"factor_{number}", group.factor)], f"scaled_{number}")
-        for number, (term, group) in enumerate(zip(terms, groups, strict=True))
-    ]
+    scaled = list(terms)
+    for number, factor in enumerate(group.factor for group in groups):
+        if factor != 1.0:
+            scaled[number] = b.node("Mul", [terms[number], b.numbers(f"factor_{number}", factor)], f"scaled_{number}")
     return b.total(scaled, "z_sum")
 
 

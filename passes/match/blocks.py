@@ -52,20 +52,18 @@ QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # 
 _LINEAR_MAPS = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
 _ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))  # of constants
+# Parts of the names of onnxruntime's operators that are known not to be activations.
 _NO_ACTIVATION = (
-    *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd", "CausalConv"),
-    *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearSoftmax"),
+    "Attention Embedding Norm Quantize BiasAdd CausalConv QLinearAdd QLinearMul QLinearConcat QLinearSoftmax"
 )
-"""Parts of the names of onnxruntime's operators that are known not to be activations."""
 
 _FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"
 _EXPERTS = "its experts are inside one operator"
-_UNEXPANDABLE = {
+_UNEXPANDABLE = {  # operators with MLPs or activations inside, which this pass cannot expand
     **dict.fromkeys(("MoE", "QMoE", "MoEPacked"), f"{_EXPERTS}; export them as plain operators to have them converted"),
     **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
     **dict.fromkeys(("RouterGateUpProj", "LinearAttentionGate", "GatedDeltaNet", "HyperConnectionLowRankMix"), _FUSED),
 }
-"""Operators with MLPs or activations inside, which this pass cannot expand."""
 
 
 def _why_not_expanded(view: GraphView, node: onnx.NodeProto) -> str:
@@ -108,12 +106,14 @@ class Block:
         return self.path, self.output
 
     @property
+    def types(self) -> set[int]:
+        return {self.elem_type, self.gate_type, self.value_type}
+
+    @property
     def coarsest(self) -> int:
-        """The least precise of the three types, for which the block must be accurate."""
-        # bfloat16 has fewer digits than float16 and comes first.
-        order = (_BFLOAT16, _FLOAT16, _FLOAT)
-        types = (self.elem_type, self.gate_type, self.value_type)
-        return next((elem_type for elem_type in order if elem_type in types), self.elem_type)
+        """The least precise of its types, for which the block must be accurate."""
+        order = (_BFLOAT16, _FLOAT16, _FLOAT)  # bfloat16 has the fewest digits
+        return next((elem_type for elem_type in order if elem_type in self.types), self.elem_type)
 
     @property
     def neurons(self) -> int | None:
@@ -142,7 +142,7 @@ class Left:
 
 
 def kinds(operators: Sequence[LinearOperator]) -> str:
-    """The operators as reports print them."""
+    """As reports print them."""
     return " + ".join(dict.fromkeys(operator.shown for operator in operators))
 
 
@@ -153,11 +153,8 @@ def kinds(operators: Sequence[LinearOperator]) -> str:
 class Fact:
     """The analysis of one tensor."""
 
-    # the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond an
-    # activation.
-    leaves: tuple[str, ...]
-    # the linear operators whose outputs a leaf sums; empty for other tensors
-    operators: Operators = ()
+    leaves: tuple[str, ...]  # of which this tensor is a function; itself where it is one, or beyond an activation
+    operators: Operators = ()  # whose outputs a leaf sums; empty for other tensors
     trailing: tuple[int, ...] = ()
     miss: Miss | None = None  # why the leaf is not a linear map of data after all, so that its activations are left
     nonlinear: bool = False
@@ -173,21 +170,16 @@ class Dataflow:
         self._constants = constants
         self.facts: dict[str, Fact] = {}  # of tensors that are neither opaque nor constant
         self.operators: dict[int, LinearOperator] = {}
-        # activation output to the linear operators that consume it
+        # by the output of an activation: the linear operators that read it, and why another reader is none
         self.sinks: dict[str, list[LinearOperator]] = defaultdict(list)
-        # activation output to the reason why another consumer is not a linear operator
         self.blocked: dict[str, Miss] = {}
         self.extended: set[str] = set()  # activation outputs that are part of a larger activation
-        # gate operand to its fact, and quantised leaves on the far side of another activation
-        self.values: dict[str, Fact] = {}
         self.parts: set[str] = set()  # activation outputs that are quantised and then part of another activation
-        # tensor to the index of the activation operator that was applied to it without a projection
-        self.strays: dict[str, int] = {}
-        self.reached: dict[int, str] = {}  # that activation to the description of the downstream linear operator
-        # leaf to why the nonlinear node that reads it is not elementwise with scalar constants
-        self.near_misses: dict[str, Miss] = {}
-        # Scalars of dynamic quantisation, computed at run time, that turn an integer product back into floats.
-        self._scales: set[str] = set()
+        self.values: dict[str, Fact] = {}  # of gate operands, and of quantised leaves beyond another activation
+        self.strays: dict[str, int] = {}  # by tensor: the activation before it that reads no projection
+        self.reached: dict[int, str] = {}  # by that activation: the linear operator behind it
+        self.near_misses: dict[str, Miss] = {}  # by leaf: why a nonlinear node that reads it is not elementwise
+        self._scales: set[str] = set()  # of dynamic quantisation, which turn an integer product back into floats
         # Nodes are in topological order, so that every operand has its fact before its consumers are visited.
         for index, node in enumerate(view.nodes):
             # Weights that are transposed, cast or dequantised by nodes count as constants, not as data.
@@ -207,12 +199,12 @@ class Dataflow:
         return Region(output, leaves, tuple(sorted(nodes)))
 
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
-        for name in (name for name in reads(node) if subgraphs(node) and self.leaf(name).operators):
-            if _outputs_activation_of(node, {name}):
-                text = (
+        for name in reads(node) if subgraphs(node) else ():
+            if self.leaf(name).operators and _outputs_activation_of(node, {name}):
+                why = (
                     f"its activation is inside {label(node)}, apart from its linear operators; move it out of the body"
                 )
-                self.near_misses.setdefault(name, Miss(text, label(node)))
+                self.near_misses.setdefault(name, Miss(why, label(node)))
         if not node.input:  # a source, or a broken node
             return
         found = linear_operator(self._view, self._constants, index)
@@ -229,18 +221,17 @@ class Dataflow:
             self._shape_only(index, node)
         elif key_of(node) in _ON_QUANTISED and (data := self._of_quantised(node)):
             self._follow(node.output[0], data, index)
-        elif onnx_own and node.op_type == "BatchNormalization" and self._is_affine_of_constants(node):
+        elif onnx_own and node.op_type == "BatchNormalization" and self._is_inference(node):
             self._follow(node.output[0], node.input[0], index)
         else:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
 
     def _linear(self, node: onnx.NodeProto, found: LinearOperator) -> None:
         self.operators[found.node] = found
-        miss = None
-        if found.added:
-            # A residual fused into a Gemm is harmless in a second operator, which stays unchanged. In a first operator
-            # the pre-activation would depend on more than W1 and b1.
-            miss = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
+        # A residual fused into a Gemm is harmless in a second operator. In a first one the pre-activation would depend
+        # on more than W1 and b1.
+        added = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
+        miss = added if found.added else None
         self.facts[found.output] = Fact((found.output,), (found,), miss=miss)
         self._sink([found.data], found.shown)
         activation = self._activation_behind(found.data)
@@ -266,7 +257,9 @@ class Dataflow:
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
-        known = node.domain == MICROSOFT and any(part in node.op_type for part in (*_NO_ACTIVATION, *_UNEXPANDABLE))
+        known = node.domain == MICROSOFT and any(
+            part in node.op_type for part in (*_NO_ACTIVATION.split(), *_UNEXPANDABLE)
+        )
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
         for name in node.input:
             if foreign and self.leaf(name).operators:
@@ -296,8 +289,7 @@ class Dataflow:
     def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
         data, outputs = node.input[0], list(node.output)
         if node.op_type == "DynamicQuantizeLinear":
-            # Outputs: the quantised data, their scale and their zero point. The scale comes back as a factor of the
-            # integer product (`_rescaled`).
+            # The scale comes back as a factor of the integer product.
             self._scales.update(outputs[1:])
             outputs = outputs[:1]
         self._stray(index, node, [data])
@@ -310,28 +302,27 @@ class Dataflow:
         for output in outputs:
             self._follow(output, data, index)
 
-    def _follow(self, output: str, data: str, index: int) -> bool:
-        """Record that `output` is an affine or shape-only image of `data`; False if `data` is opaque.
+    def _follow(self, output: str, data: str, index: int) -> None:
+        """Record that `output` is an affine or shape-only image of `data`, unless that is opaque.
 
         It becomes a separate leaf (or a tensor beyond the activation), since its entries no longer correspond to those
         of `data`: the halves of a Split are a gate and a value.
         """
         fact = self.facts.get(data)
         if fact is None:
-            return False
+            return
         if fact.nonlinear or fact.ends:
             rounded = fact.rounded or self._view.nodes[index].op_type in QUANTISING
             self.facts[output] = Fact((output,), ends=fact.ends or data, rounded=rounded)
         elif (source := self._affine_source(fact)) is not None:
             self.facts[output] = replace(source, leaves=(output,), trailing=(*source.trailing, index))
-        return True
 
     def _affine_source(self, fact: Fact) -> Fact | None:
         source = self.leaf(fact.leaves[0])
         return source if len(fact.leaves) == 1 and not fact.nonlinear and source.operators else None
 
-    def _is_affine_of_constants(self, node: onnx.NodeProto) -> bool:
-        """Whether a BatchNormalization scales and shifts the channels of a projection, as in inference."""
+    def _is_inference(self, node: onnx.NodeProto) -> bool:
+        """Whether a BatchNormalization scales and shifts the channels of a projection."""
         constant = all(name in self._constants for name in node.input[1:]) and not any(node.output[1:])
         return constant and node.input[0] in self.facts and integer_of(node, "training_mode", 0) == 0
 
@@ -340,7 +331,10 @@ class Dataflow:
         data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
         self._stray(index, node, data)
         if node.op_type == "Mul" and self._scales.intersection(data):
-            self._rescaled(index, node, [name for name in data if name not in self._scales])
+            others = [name for name in data if name not in self._scales]
+            self._scales.update(() if others else node.output)
+            if len(others) == 1:  # the integer product, as floats
+                self._follow(node.output[0], others[0], index)
             return
         if not self._plain(node) or not data:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
@@ -359,8 +353,8 @@ class Dataflow:
             self._with_wide_constant(index, node, data, wide[0])
         elif len(known) < len(data):
             outsider = next(name for name in data if name not in self.facts)
-            miss = Miss(f"it meets '{outsider}', not from a linear operator, in {label(node)}", label(node))
-            self._block(node, miss)
+            why = f"it meets '{outsider}', not from a linear operator, in {label(node)}"
+            self._block(node, Miss(why, label(node)))
         else:
             self._combine(index, node, data, known)
 
@@ -370,28 +364,17 @@ class Dataflow:
         readers = self._view.readers(node.output[0]) if square and node.op_type in ("Mul", "Pow") else []
         return readers[0] if {each.op_type for each in readers} in ({"ReduceMean"}, {"ReduceSum"}) else None
 
-    def _rescaled(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
-        """Multiply by a scale of dynamic quantisation, to another scale or the product as floats."""
-        if not data:
-            self._scales.update(node.output)
-        elif len(data) == 1:
-            self._follow(node.output[0], data[0], index)
-
     def _plain(self, node: onnx.NodeProto) -> bool:
         if node.op_type == "Cast":
             return integer_of(node, "to", 0) in FLOATS
-        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            return self._constants.scalar(node.input[2]) == 0
-        return True
+        training = node.input[2] if node.op_type == "Dropout" and len(node.input) > 2 else ""
+        return not training or self._constants.scalar(training) == 0
 
     def _is_scalar(self, name: str, data: str) -> bool:
         """Whether a constant has one element and broadcasts without adding axes to the data."""
-        if self._constants.scalar(name) is None:
-            return False
-        rank = len(self._constants.shape(name) or ())
-        data_rank = self._view.type_of(data).rank
+        rank, data_rank = len(self._constants.shape(name) or ()), self._view.type_of(data).rank
         # Exporters write scalars with shape [] or [1], which are safe for data of unknown rank.
-        return rank <= (1 if data_rank is None else max(data_rank, 0))
+        return self._constants.scalar(name) is not None and rank <= (1 if data_rank is None else data_rank)
 
     def _is_bias(self, node: onnx.NodeProto, name: str, data: list[str]) -> bool:
         """Whether a constant of shape [1] is the bias of a linear operator with one output, not part of a function."""
@@ -423,8 +406,7 @@ class Dataflow:
             self._follow(output, next(name for name, fact in zip(data, facts, strict=True) if fact.ends), index)
             return
         if not all(fact.rounded for fact in beyond):
-            # A nonlinear operator there is a second activation; directly after the first, the two would be one
-            # function.
+            # Directly after the first, the two would be one function.
             second = Miss(f"a second activation follows in {label(node)}", label(node))
             self._block(node, self._rank_mismatch(node, data, facts) or second)
             return
@@ -455,9 +437,8 @@ class Dataflow:
         ranks = sorted({rank for name in data if (rank := self._view.type_of(name).rank) is not None})
         if len(ranks) < 2 or len({self.leaf(leaf).operators for leaf in leaves}) > 1:
             return None
-        axes = " and ".join(map(str, ranks))
-        reason = f"{label(node)} joins tensors with {axes} axes; give constants of one entry before it the shape []"
-        return Miss(reason, label(node))
+        what = f"joins tensors with {' and '.join(map(str, ranks))} axes"
+        return Miss(f"{label(node)} {what}; give constants of one entry before it the shape []", label(node))
 
     def _leaf_of(self, tensor: str, fact: Fact) -> Fact:
         """A quantised tensor beyond an activation as a leaf of the next: the rounding between the two stays."""
@@ -477,10 +458,8 @@ class Dataflow:
             return facts
         found = list(facts)
         alone = [not fact.operators and len(fact.leaves) == 1 for fact in facts]
-        steps = [
-            self.region(name, fact.leaves).nodes if single else ()
-            for name, fact, single in zip(data, facts, alone, strict=True)
-        ]
+        rows = zip(data, facts, alone, strict=True)
+        steps = [self.region(name, fact.leaves).nodes if single else () for name, fact, single in rows]
         factors = node.op_type == "Mul" and all(alone) and all(fact.nonlinear for fact in facts)
         for place, (name, fact, other) in enumerate(zip(data, facts, reversed(facts), strict=True)):
             source = self.leaf(fact.leaves[0])
@@ -524,9 +503,7 @@ class Finder:
         constants = Constants(view)
         self._view = view
         self._namer = namer
-        self._every = options.scope == "all"
-        self._product = options.gate == "product"
-        self._fit = options.fit
+        self._every, self._product, self._fit = options.scope == "all", options.gate == "product", options.fit
         self._flow = Dataflow(view, constants)
         self._identifier = Identifier(view, constants)
 
@@ -551,8 +528,7 @@ class Finder:
         found += [self._stray(index, sink) for index, sink in flow.reached.items() if index not in made]
         for index, node in enumerate(view.nodes):
             if reason := _why_not_expanded(view, node):
-                miss = Miss(f"{label(node)}: {reason}", label(node))
-                found.append(self._left(miss, nodes=(index,)))
+                found.append(self._left(Miss(f"{label(node)}: {reason}", label(node)), nodes=(index,)))
         # An activation that is only a part of another, such as the value of a gate, is dropped together with that one.
         needed: dict[str, Block] = {}
         parts = set() if self._product else flow.values.keys() | flow.parts
@@ -563,8 +539,9 @@ class Finder:
             if whole is not None:
                 block = replace(block, channels=block.channels or whole.neurons, part_of=whole.name)
             elif not block.second and block.output in parts:
-                alone = Miss("the activation that it is a part of is not converted", block.output)
-                found[place] = Left.of(block, alone)
+                found[place] = Left.of(
+                    block, Miss("the activation that it is a part of is not converted", block.output)
+                )
                 continue
             found[place] = needed[block.value] = block
             needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block))
@@ -595,7 +572,6 @@ class Finder:
             # A convolution that reads the same activation is not part of the MLP; it keeps its input.
             second=tuple(sink for sink in sinks if sink.rowwise or self._every),
             identified=identified,
-            # Unless the region contains casts, the activation has the type of the gate.
             elem_type=known.elem_type or gate,
             gate_type=gate,
             value_type=value,
@@ -619,8 +595,7 @@ class Finder:
         if len(ends) != 1:
             reason = "the graph does not compute its activation apart from the product; use --gate heads"
             return Left.of(block, Miss(reason, block.output))
-        region = self._flow.region(ends.pop(), (block.gate,))
-        identified = self._named(region)
+        identified = self._named(region := self._flow.region(ends.pop(), (block.gate,)))
         if isinstance(identified, Unknown):
             return Left.of(block, Miss(identified.reason, region.output))
         return replace(
@@ -645,15 +620,13 @@ class Finder:
         if self._every:
             return None  # Theorem 8 needs an activation, but no second operator
         if not sinks and output not in self._flow.values.keys() | self._flow.parts:
-            if output in self._flow.blocked:
-                return self._flow.blocked[output]
+            why = "no linear operator reads its output"
             if output in self._view.outputs:
                 what = "leaves this body, and a block must be in one graph" if self._view.path else ""
-                return Miss(f"its output {what or 'is an output of the graph, and no linear operator reads it'}", node)
-            return Miss("no linear operator reads its output", node)
+                why = f"its output {what or 'is an output of the graph, and no linear operator reads it'}"
+            return self._flow.blocked.get(output, Miss(why, node))
         # A convolution with a larger kernel is linear too, but its neurons would read several positions: not an MLP.
-        spatial = next((operator for operator in first if not operator.rowwise), None)
-        which = "first"
+        spatial, which = next((operator for operator in first if not operator.rowwise), None), "first"
         if spatial is None and sinks and not any(sink.rowwise for sink in sinks):
             spatial, which = sinks[0], "second"
         if spatial is None:
@@ -669,8 +642,7 @@ class Finder:
         reason = f"{origin} is not the output of a linear operator with constant weights"
         if maker is None and node.input[0] not in self._view.inputs:
             reason = f"'{node.input[0]}' is computed outside of this body, and a block must be in one graph"
-        miss = Miss(reason, label(node))
-        return replace(self._left(miss, nodes=(index,)), second=second)
+        return replace(self._left(Miss(reason, label(node)), nodes=(index,)), second=second)
 
     def _left(
         self, miss: Miss, shown: str = "", first: Operators = (), sinks: Operators = (), nodes: tuple[int, ...] = ()
@@ -680,13 +652,8 @@ class Finder:
 
     def _leaf_type(self, leaf: str) -> int:
         """The element type of a leaf, or of its nearest floating-point operand: MatMulNBits stops shape inference."""
-        known = self._view.type_of(leaf).elem_type
-        if known:
-            return known
         source = self._flow.leaf(leaf)
-        for index in reversed((*(operator.node for operator in source.operators), *source.trailing)):
-            node = self._view.nodes[index]
-            for name in (*node.output, *node.input):
-                if (elem_type := self._view.type_of(name).elem_type) in FLOATS:
-                    return elem_type
-        return 0
+        makers = (self._view.nodes[at] for at in (*source.trailing[::-1], *(op.node for op in source.operators[::-1])))
+        names = (name for node in makers for name in (*node.output, *node.input))
+        known = (elem_type for name in names if (elem_type := self._view.type_of(name).elem_type) in FLOATS)
+        return self._view.type_of(leaf).elem_type or next(known, 0)

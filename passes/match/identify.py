@@ -7,13 +7,13 @@ the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
-from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
+from passes.programs.activations import ACTIVATIONS, LINEAR, Activation, Values
 from passes.programs.head import Array
 from passes.programs.solve import Function, Parameters
 from rewriter.graph import elementwise
@@ -21,11 +21,8 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
 
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
-"""Their other inputs: a ratio and a training flag; the tensor whose type is taken."""
+FIRST_INPUT_ONLY = {"Dropout", "CastLike"}  # others: a ratio and a training flag; the tensor whose type is taken
 _TOLERANCE = 8  # in units of the precision of a region's constants
-
-
 IDENTICAL = 1e-13  # functions this close are the same, evaluated in another order
 
 
@@ -78,15 +75,11 @@ class Identifier:
 
     def identify(self, region: Region) -> Identified | Unknown:
         """For two leaves, as activation(gate) * value."""
-        # All layers of a model share one spelling, and one evaluation serves them all.
-        key = self._signature(region)
-        if key not in self._known:
-            tolerance = _TOLERANCE * self._precision(region)
-            self._known[key] = (
-                identify_function(lambda y: self.evaluate(region, [y]), tolerance)
-                if len(region.leaves) == 1
-                else self._identify_gated(region, tolerance)
-            )
+        key, tolerance = self._signature(region), _TOLERANCE * self._precision(region)
+        if key not in self._known and len(region.leaves) == 1:
+            self._known[key] = identify_function(lambda y: self.evaluate(region, [y]), tolerance)
+        elif key not in self._known:
+            self._known[key] = self._identify_gated(region, tolerance)
         return self._known[key]
 
     def evaluate(self, region: Region, leaves: Sequence[Array]) -> Array:
@@ -117,7 +110,7 @@ class Identifier:
         rows = []
         for index in region.nodes:
             node = self._view.nodes[index]
-            inputs = tuple(names[name] if name in names else (self._typed_scalar(name)) for name in node.input)
+            inputs = tuple(names[name] if name in names else self._typed_scalar(name) for name in node.input)
             attributes = tuple(sorted(attribute.SerializeToString() for attribute in node.attribute))
             rows.append((node.domain, node.op_type, inputs, attributes))
             names[node.output[0]] = f"n{len(rows)}"
@@ -128,23 +121,18 @@ class Identifier:
         return ("" if value is None else str(value.dtype), self._constants.scalar(name) if name else None)
 
     def _precision(self, region: Region) -> float:
-        epsilon = _EPSILON["float64"] * 64  # the table itself is computed in float64
-        for index in region.nodes:
-            node = self._view.nodes[index]
-            for name in node.input:
-                value = self._constants.value(name) if name in self._constants else None
-                if value is not None and value.dtype.name in _EPSILON and not _is_short(float(value.reshape(-1)[0])):
-                    epsilon = max(epsilon, _EPSILON[value.dtype.name])
-            if any(attribute.type == onnx.AttributeProto.FLOAT for attribute in node.attribute):
-                epsilon = max(epsilon, _EPSILON["float32"])
-        return epsilon
+        nodes = [self._view.nodes[index] for index in region.nodes]
+        read = (self._constants.value(name) for node in nodes for name in node.input if name in self._constants)
+        known = (value for value in read if value is not None and value.dtype.name in _EPSILON)
+        found = {value.dtype.name for value in known if not _is_short(float(value.reshape(-1)[0]))}
+        floats = any(each.type == onnx.AttributeProto.FLOAT for node in nodes for each in node.attribute)
+        given = [_EPSILON[name] for name in found | ({"float32"} if floats else set())]
+        return max([_EPSILON["float64"] * 64, *given])  # the table itself is computed in float64
 
     def _identify_gated(self, region: Region, tolerance: float) -> Identified | Unknown:
         # f(g, u) = h(g) u exactly where f(g, u) = f(g, 1) u for all g and u, here at random pairs. Which leaf is the
         # gate is not known from the graph, so both orders are tried.
-        rng = np.random.default_rng(0)
-        value = rng.normal(0.0, 3.0, 512)
-        gate = rng.normal(0.0, 3.0, 512)
+        value, gate = np.random.default_rng(0).normal(0.0, 3.0, (2, 512))
         best: Unknown | None = None
         for slots in ((0, 1), (1, 0)):
 
@@ -167,8 +155,7 @@ class Identifier:
 
 def identify_function(f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS) -> Identified | Unknown:
     """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
-    points = grid()
-    values = f(points)
+    values = f(points := grid())
     attempts = [attempt for entry in table if (attempt := _attempt(entry, f, points, values, tolerance))]
     agreeing = [attempt for attempt in attempts if attempt.error <= tolerance]
     if agreeing:
@@ -184,35 +171,22 @@ def identify_function(f: Function, tolerance: float, table: Sequence[Activation]
     return Unknown(_explain(nearest, points, values), f)
 
 
-def _attempt(
-    activation: Activation, f: Callable[[Array], Array], points: Array, values: Array, tolerance: float
-) -> Identified | None:
+def _attempt(activation: Activation, f: Function, points: Array, values: Array, tolerance: float) -> Identified | None:
     """Solve for the entry's parameters, preferring round or float32 numbers."""
     with np.errstate(all="ignore"):
         solved = activation.solve(f)
-    if solved is None:
-        return None
-    plain = tuple(round(value, 4) for value in solved)
-    with np.errstate(over="ignore"):
-        stored = tuple(float(np.float32(value)) for value in solved)
-    # Parameters that are rounded to zero, of a function below the tolerance, would leave no function to convert to
-    # heads.
-    with np.errstate(all="ignore"):
+        if solved is None:
+            return None
+        plain, stored = tuple(round(value, 4) for value in solved), tuple(float(np.float32(value)) for value in solved)
+        # Parameters rounded to zero, of a function below the tolerance, would leave nothing to convert to heads.
         tried = [p for p in (plain, stored, solved) if np.any(activation.function(points, p))]
-    if not tried:
-        return None
     found = [Identified(activation, p, _distance(activation.function, p, points, values)) for p in tried]
     # The exporter's 1.702 rather than a solved 1.7020000000000002, in programs and in reports.
-    for bound in (IDENTICAL, tolerance):
-        agreeing = next((attempt for attempt in found if attempt.error <= bound), None)
-        if agreeing is not None:
-            return agreeing
-    return min(found, key=lambda attempt: attempt.error)
+    close = (attempt for bound in (IDENTICAL, tolerance) for attempt in found if attempt.error <= bound)
+    return next(close, None) or min(found, key=lambda attempt: attempt.error, default=None)
 
 
-def _distance(
-    function: Callable[[Array, Parameters], Array], parameters: Parameters, points: Array, values: Array
-) -> float:
+def _distance(function: Values, parameters: Parameters, points: Array, values: Array) -> float:
     """Largest |values - function| / max(1, |function|); infinite where either is NaN."""
     with np.errstate(all="ignore"):
         expected = function(points, parameters)

@@ -7,14 +7,14 @@ does not qualify gives a `Miss` with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.fused import einsum_map
-from rewriter.graph.view import GraphView, Miss, attributes, integer_of, key_of, label
+from rewriter.graph.view import GraphView, Miss, attributes, integer_of, integers_of, key_of, label
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ Recognise = Callable[[GraphView, Constants, int], LinearOperator | Miss | None]
 
 def linear_operator(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
     """The node at `index` as a linear operator; a Miss if it fails a condition, None if its type is not listed."""
-    node = view.nodes[index]
-    recognise = LINEAR_OPERATORS.get(key_of(node))
+    recognise = LINEAR_OPERATORS.get(key_of(view.nodes[index]))
     return None if recognise is None else recognise(view, constants, index)
 
 
@@ -75,24 +74,19 @@ def _product(view: GraphView, constants: Constants, index: int) -> LinearOperato
     weight = _weight(view, constants, (left, right))
     if not weight:
         return Miss("neither factor is constant", label(node))
-    # Lowering has decomposed a FusedGemm with a known activation already (`passes.match.lower`).
+    # Lowering has decomposed a FusedGemm with a known activation already.
     if any(attribute.name == "activation" for attribute in node.attribute):
         return Miss("it is fused with an unknown activation", label(node))
     last = weight == right
     if flags.get("transA" if last else "transB") or flags.get("transBatchA") or flags.get("transBatchB"):
         return Miss("the data factor is transposed, so input and output lie on different axes", label(node))
     bias = node.input[2] if node.op_type in ("Gemm", "FusedGemm") and len(node.input) > 2 else ""
-    return _operator(
-        view,
-        constants,
-        index,
-        node.op_type if last else f"{node.op_type} (W X)",
-        left if last else right,
-        weight,
-        transposed=bool(flags.get("transB")) if last else not flags.get("transA"),
-        axis=-1 if last else -2,
-        added="" if bias in constants or (bias in view.picked and weight in view.picked) else bias,
-    )
+    added = "" if bias in constants or (bias in view.picked and weight in view.picked) else bias
+    if last:
+        turned = bool(flags.get("transB"))
+        return _operator(view, constants, index, node.op_type, left, weight, transposed=turned, added=added)
+    kind, turned = f"{node.op_type} (W X)", not flags.get("transA")
+    return _operator(view, constants, index, kind, right, weight, transposed=turned, axis=-2, added=added)
 
 
 def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
@@ -128,11 +122,8 @@ def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator |
         return Miss("the kernel has no axis of positions", label(node))
     group = integer_of(node, "group", 1)
     # A 1x1 kernel that skips or pads positions does not map every token, and is not rowwise either.
-    pointwise = shape is not None and all(size == 1 for size in shape[2:])
-    for attribute in node.attribute:
-        neutral = {"strides": 1, "pads": 0}.get(attribute.name)
-        if neutral is not None and any(value != neutral for value in attribute.ints):
-            pointwise = False
+    moves = {*(integers_of(node, "strides") or [1])} != {1} or any(integers_of(node, "pads") or ())
+    pointwise = shape is not None and all(size == 1 for size in shape[2:]) and not moves
     kernel = "x".join(str(size) for size in shape[2:]) if shape else "?"
     kind = f"Conv {kernel}" if group == 1 else f"Conv {kernel}, {group} groups"
     features: Features = (shape[1] * group, shape[0]) if shape else (None, None)
@@ -162,12 +153,6 @@ def _quantised(weight: int) -> Recognise:
 Features = tuple[int | None, int | None]
 
 
-def _matrix(view: GraphView, constants: Constants, weight: str, *, transposed: bool) -> Features:
-    shape = constants.shape(weight) or view.type_of(weight).shape or ()
-    rows, columns = (size if isinstance(size, int) else None for size in (*shape[-2:], None, None)[:2])
-    return (None, None) if len(shape) < 2 else (columns, rows) if transposed else (rows, columns)
-
-
 def _operator(
     view: GraphView,
     constants: Constants,
@@ -180,22 +165,14 @@ def _operator(
     transposed: bool = False,
     **further: Any,
 ) -> LinearOperator:
-    rows, columns = features or _matrix(view, constants, weight, transposed=transposed)
+    shape = constants.shape(weight) or view.type_of(weight).shape or ()
+    found = [size if isinstance(size, int) else None for size in shape[-2:]] if len(shape) > 1 else [None, None]
+    rows, columns = features or (found[::-1] if transposed else found)
     known = rows and columns and "Conv" not in kind  # a kernel has more numbers than a matrix anyway
     whole = constants.shape(view.picked.get(weight, weight)) if known else None
     experts = prod(whole) // ((rows or 1) * (columns or 1)) if whole else 0
-    return LinearOperator(
-        node=index,
-        kind=kind,
-        data=data,
-        weight=weight,
-        output=view.nodes[index].output[0],
-        in_features=rows,
-        out_features=columns,
-        transposed=transposed,
-        experts=experts if experts > 1 else 0,
-        **further,
-    )
+    made = LinearOperator(index, kind, data, weight, view.nodes[index].output[0], rows, columns)
+    return replace(made, transposed=transposed, experts=experts if experts > 1 else 0, **further)
 
 
 LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {

@@ -19,15 +19,11 @@ from rewriter.graph.fused import in_parts, saturating
 from rewriter.graph.view import ONNX_DOMAINS, REARRANGED, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external
 
-_PARTS_OF_BLOCKS = {
-    *(operator for _, operator in LINEAR_OPERATORS),
-    *NONLINEAR,
-    *("Abs", "Max", "Where"),  # activations are spelled with these alone
-}
-"""Operators for which a local function is inlined: exporters wrap modules, or single activations, in functions."""
-
+# Operators for which a local function is inlined: exporters wrap modules, or single activations, in functions.
+# Activations are spelled with the last three alone.
+_PARTS_OF_BLOCKS = {*(operator for _, operator in LINEAR_OPERATORS), *NONLINEAR, "Abs", "Max", "Where"}
+# Operators whose output is a projection if their input is one: biases, layouts, rounding.
 _AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
-"""Operators whose output is a projection if their input is one: biases, layouts, rounding."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ def _is_part(node: onnx.NodeProto) -> bool:
 def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
     fused = {name: parts for name, parts in _fused(graph).items() if name in wanted}
     result: list[onnx.NodeProto] = []
-    for node in graph.node if fused else ():
+    for node in graph.node:
         parts = fused.get(node.output[0], []) if node.output else []
         for part in parts:
             part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it

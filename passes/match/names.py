@@ -17,7 +17,6 @@ import onnx
 from passes.match.linear import Operators
 from rewriter.graph.view import GraphView
 
-_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 _SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-]+")
 _TRAILING_NUMBER = re.compile(r"_\d+$")
 _SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")  # nodes between a product and its bias
@@ -53,7 +52,7 @@ class Namer:
 def _module_path(node: onnx.NodeProto) -> list[str]:
     """Module path as parts; empty where the exporter left none."""
     for entry in node.metadata_props:
-        if entry.key == _SCOPES_KEY:
+        if entry.key == "pkg.torch.onnx.name_scopes":
             return _dynamo_path(entry.value)
     if node.name.startswith("/"):
         return [part for part in re.split(r"[/.]", node.name) if part][:-1]
@@ -78,23 +77,18 @@ def _dynamo_path(value: str) -> list[str]:
         scopes = ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
-    if not isinstance(scopes, list) or len(scopes) < 2:
-        return []
-    # Scopes run from the root module down to the operator itself; the last but one is the operator's own module.
-    return [part for part in str(scopes[-2]).split(".") if part]
+    # From the root module down to the operator itself; the last but one is the operator's own module.
+    own = str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+    return [part for part in own.split(".") if part]
 
 
 def _weight_path(weight: str) -> list[str]:
-    if "." not in weight:
-        return []
-    parts = weight.split(".")[:-1]
     # TorchScript numbers folded weights, as in `onnx::MatMul_1234`; the numbers differ within a block.
+    parts = weight.split(".")[:-1]
     return [_TRAILING_NUMBER.sub("", part) if part.startswith("onnx::") else part for part in parts]
 
 
 def _common(paths: list[list[str]]) -> str:
     """The longest common prefix, without characters that are special in a glob."""
-    if not paths:
-        return ""
     parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]
     return ".".join(cleaned for part in parts if (cleaned := _SPECIAL_CHARACTERS.sub("_", part)))[:200]

@@ -28,7 +28,7 @@ from rewriter.graph.view import (
     label,
 )
 
-_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")  # on plain matrices
+_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 
 
@@ -56,10 +56,8 @@ class Projection:
     stop: int | None = None
 
     def part(self, start: int, stop: int) -> Projection:
-        biases = tuple(
-            bias if bias.size == 1 else replace(bias, start=bias.start + start, stop=bias.start + stop)
-            for bias in self.biases
-        )
+        wide = [replace(bias, start=bias.start + start, stop=bias.start + stop) for bias in self.biases]
+        biases = tuple(old if old.size == 1 else new for old, new in zip(self.biases, wide, strict=True))
         return replace(self, biases=biases, out_features=stop - start, start=self.start + start, stop=self.start + stop)
 
 
@@ -73,8 +71,7 @@ class Projections:
     result: str  # output of the second operator, after its bias
     rank: int
     result_rank: int  # as many axes as the input's, or 2 where batch and tokens are one axis
-    # outputs of Shape nodes that read a tensor that goes: they are computed from the input instead
-    shapes: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()  # outputs of Shape nodes of tensors that go, computed from the input instead
 
     @property
     def gated(self) -> bool:
@@ -114,7 +111,7 @@ class _ProjectionReader:
             raise LostError("the weights' shapes do not fit each other", block.output)
         names = (query.data, query.weight, value.weight, output.weight, output.data)
         types = {self._view.type_of(name).elem_type for name in names if self._view.type_of(name).elem_type}
-        types |= {block.elem_type, block.gate_type, block.value_type}
+        types |= block.types
         types -= {onnx.TensorProto.UINT8} if self._packed else set()
         if len(types) != 1:
             raise LostError("its tensors have different element types", block.output)
@@ -128,12 +125,13 @@ class _ProjectionReader:
         return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
 
     def leaf(self, block: Block, leaf: str) -> Projection:
-        chain: list[tuple[onnx.NodeProto, str]] = []
-        tensor = leaf
+        chain, tensor = list[tuple[onnx.NodeProto, str]](), leaf
         made = {operator.output: operator for operator in block.first}
         while tensor not in made:
             node = self._view.made_by(tensor)
-            data = [] if node is None else self._data_of(node)
+            alone = node is not None and node.op_type in (*SAME_ENTRIES, *_PARTS)
+            names = () if node is None else node.input[:1] if alone else node.input
+            data = [name for name in names if name and name not in self._constants]
             if node is None or len(data) != 1:
                 raise LostError("a projection is not a single linear operator", leaf)
             chain.append((node, tensor))
@@ -143,17 +141,12 @@ class _ProjectionReader:
             projection = self._step(projection, node, output)
         return projection
 
-    def _data_of(self, node: onnx.NodeProto) -> list[str]:
-        names = node.input[:1] if node.op_type in (*SAME_ENTRIES, *_PARTS) else node.input
-        return [name for name in names if name and name not in self._constants]
-
     def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection:
         if node.op_type in ("Add", "Sum"):
-            names = [name for name in node.input if name in self._constants]
-            vectors = [self._vector(name, projection.out_features) for name in names]
-            found = tuple(vector for vector in vectors if vector is not None)
-            if len(found) == len(vectors):
-                return replace(projection, biases=(*projection.biases, *found))
+            constants = (name for name in node.input if name in self._constants)
+            biases = [self._vector(name, projection.out_features) for name in constants]
+            if None not in biases:
+                return replace(projection, biases=(*projection.biases, *filter(None, biases)))
         elif node.op_type in SAME_ENTRIES:
             if self._width(output) in (None, projection.out_features):  # else it splits or merges channels
                 return projection
@@ -165,8 +158,7 @@ class _ProjectionReader:
         raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
 
     def _width(self, tensor: str) -> int | None:
-        shape = self._view.type_of(tensor).shape
-        last = shape[-1] if shape else None
+        last = (self._view.type_of(tensor).shape or (None,))[-1]
         return last if isinstance(last, int) else None
 
     def _vector(self, name: str, channels: int) -> Vector | None:
@@ -185,22 +177,18 @@ class _ProjectionReader:
                 return None
             sizes = [int(size) for size in given.reshape(-1)]
         if sizes is None:
-            count = len(node.output)
-            if channels % count:  # opset 18 allows a smaller last part; earlier ones do not
+            if channels % len(node.output):  # opset 18 allows a smaller last part; earlier ones do not
                 return None
-            sizes = [channels // count] * count
+            sizes = [channels // len(node.output)] * len(node.output)
         number = list(node.output).index(output)
-        start = sum(sizes[:number])
-        return start, start + sizes[number]
+        return sum(sizes[:number]), sum(sizes[: number + 1])
 
     def _slice(self, node: onnx.NodeProto, channels: int) -> tuple[int, int] | None:
-        values = [self._integer(name) for name in node.input[1:4]]
-        if len(values) < 3 or any(value is None for value in values):
-            return None
-        start, stop, axis = (value for value in values if value is not None)
+        values = [value for name in node.input[1:4] if (value := self._integer(name)) is not None]
         stepped = len(node.input) > 4 and node.input[4] and self._integer(node.input[4]) != 1
-        if stepped or not self._is_last(node, axis):
+        if stepped or len(values) < 3 or not self._is_last(node, values[2]):
             return None
+        start, stop, _ = values
         first, last, _ = slice(start, stop).indices(channels)
         return (first, last) if first < last else None
 
@@ -213,8 +201,7 @@ class _ProjectionReader:
         return numbers[0] if numbers is not None and len(numbers) == 1 and abs(numbers[0]) < TOKENS else None
 
     def matrix(self, operator: LinearOperator) -> Projection:
-        node = self._view.nodes[operator.node]
-        where = label(node)
+        node, where = self._view.nodes[operator.node], label(self._view.nodes[operator.node])
         if self._packed and operator.kind == "MatMulNBits" and operator.in_features and operator.out_features:
             sizes = operator.in_features, operator.out_features
             own = tuple(Vector(name, operator.out_features) for name in node.input[5:] if name)
@@ -233,44 +220,36 @@ class _ProjectionReader:
         if maker is not None:
             quantised = maker.op_type == "DequantizeLinear"
             raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
-        biases: tuple[Vector, ...] = ()
-        if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:
-            vector = self._vector(node.input[2], operator.out_features)
-            if vector is None:
-                raise LostError(f"{where} has a bias that is not one value per channel", where)
-            biases = (vector,)
+        added = [name for name in node.input[2:] if name] if operator.kind == "Gemm" else []
+        biases = tuple(each for name in added if (each := self._vector(name, operator.out_features)) is not None)
+        if len(biases) < len(added):
+            raise LostError(f"{where} has a bias that is not one value per channel", where)
         sizes = operator.in_features, operator.out_features
         return Projection(operator.data, operator.weight, operator.transposed, *sizes, biases)
 
     def with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
-        readers = self._view.consumers.get(result, ())
-        node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
-        if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
-            return result, output
-        with suppress(LostError):
-            step = self._step(output, node, node.output[0])
-            return (node.output[0], step) if len(step.biases) > len(output.biases) else (result, output)
+        readers = [self._view.nodes[at] for at in self._view.consumers.get(result, ())]
+        alone = len(readers) == 1 and result not in self._view.outputs
+        if alone and readers[0].op_type == "Add" and self._view.is_onnx(readers[0]):
+            with suppress(LostError):
+                step = self._step(output, readers[0], readers[0].output[0])
+                return (readers[0].output[0], step) if len(step.biases) > len(output.biases) else (result, output)
         return result, output
 
-    def _same_rank(self, block: Block, tensor: str) -> bool:
-        """Whether a tensor is known to have the rank of the block's input, and so its leading axes."""
-        ranks = {self._view.type_of(name).rank for name in (tensor, self._unflattened(block.first[0].data))}
-        return len(ranks) == 1 and None not in ranks
-
     def _shape_nodes(self, tensor: str) -> set[int]:
-        readers = self._view.consumers.get(tensor, ())
-        nodes = self._view.nodes
-        return {index for index in readers if nodes[index].op_type == "Shape" and not _partial(nodes[index])}
+        # Those of all sizes; onnxruntime writes out that it starts at 0.
+        shapes = ((at, self._view.nodes[at]) for at in self._view.consumers.get(tensor, ()))
+        partial = {at for at, node in shapes for each in node.attribute if each.name != "start" or each.i != 0}
+        return {at for at in self._view.consumers.get(tensor, ()) if self._view.nodes[at].op_type == "Shape"} - partial
 
     def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
-        tensors = [t for t in (block.output, block.gate, block.value) if self._view.type_of(t).rank == rank]
+        tensors = [name for name in (block.output, block.gate, block.value) if self._view.type_of(name).rank == rank]
         nodes = {index for tensor in tensors for index in self._shape_nodes(tensor)}
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
     def _computed_by(self, weight: str) -> onnx.NodeProto | None:
         """A node that computes a weight by more than layout or type; if `packed`, any unknown one."""
-        # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
-        # quantisation.
+        # Weights are folded when the model is loaded; folding a DequantizeLinear would undo the quantisation.
         ends = self._view.back(weight, COMPUTED if self._packed else REARRANGED)
         makers = (self._view.made_by(name) for name in ends)
         return next((each for each in makers if each is not None and each.op_type != "Constant"), None)
@@ -286,8 +265,10 @@ class _ProjectionReader:
 
     def _check_way_out(self, block: Block) -> None:
         tensor = block.second[0].data
+        rank = self._view.type_of(self._unflattened(block.first[0].data)).rank
         while True:
-            own = tensor == block.output and self._same_rank(block, tensor)
+            # Leading axes that are known to be those of the block's input can be read there.
+            own = tensor == block.output and rank is not None and self._view.type_of(tensor).rank == rank
             shapes = self._shape_nodes(tensor) if own else set()
             readers = set(self._view.consumers.get(tensor, ())) - shapes
             if self._packed:  # nothing is replaced: a CastLike that reads its type alone may stay
@@ -300,8 +281,3 @@ class _ProjectionReader:
             if node is None or node.op_type not in SAME_ENTRIES or self._view.has_further_readers(node):
                 raise LostError("another operator stands between the activation and the second operator", tensor)
             tensor = node.input[0]
-
-
-def _partial(shape: onnx.NodeProto) -> bool:
-    """Whether a Shape gives only some sizes; onnxruntime writes out that it starts at 0."""
-    return any(attribute.name != "start" or attribute.i != 0 for attribute in shape.attribute)

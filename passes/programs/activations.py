@@ -85,16 +85,10 @@ def _quick_gelu(p: Parameters, arithmetic: Arithmetic) -> Program:
     return coarse if program is None or coarse.bias_tokens == 1 else program.scaled(**scale)
 
 
-_GATE_TOLERANCE = 1.1  # a gate may have a tenth more error if that saves a head
-
-
 def _gelu_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
     name, tolerance, scale = _gelu_of(p, arithmetic)
-    return gate(cheapest_gate(name, _GATE_TOLERANCE * tolerance).scaled(**scale), arithmetic)
-
-
-def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return cheapest("softplus", arithmetic.tolerance / abs(p[1])).scaled(inner=p[0], outer=p[1])
+    # A gate may have a tenth more error if that saves a head.
+    return gate(cheapest_gate(name, 1.1 * tolerance).scaled(**scale), arithmetic)
 
 
 def _squared(derive: Callable[[Program, Arithmetic], Program]) -> Make:
@@ -117,7 +111,6 @@ def _clip(y: Array, p: Parameters) -> Array:
     return np.clip(slope * y + offset, min(left, right), max(left, right))
 
 
-_PROBIT = NormalDist().inv_cdf
 _UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
 _LEAKY_RELU = Activation(
     "leaky_relu", ("right", "left"), lambda y, p: np.where(y >= 0, p[0], p[1]) * y, solve.two_slopes,
@@ -128,7 +121,7 @@ _SILU = Activation(
     closed_forms.silu, _UNIT,
 )  # fmt: skip
 _GELU = Activation(
-    "gelu", ("inner", "factor"), lambda y, p: p[1] * y * normal_cdf(p[0] * y), solve.self_gated(_PROBIT),
+    "gelu", ("inner", "factor"), lambda y, p: p[1] * y * normal_cdf(p[0] * y), solve.self_gated(NormalDist().inv_cdf),
     _gelu_program, _UNIT, _gelu_gate, _quick_gelu,
 )  # fmt: skip
 _TANH = Activation(
@@ -196,7 +189,7 @@ ACTIVATIONS: tuple[Activation, ...] = (
     _clipped(_GELU, _gelu_program),
     Activation(
         "softplus", ("inner", "factor"), lambda y, p: p[1] * softplus(p[0] * y), solve.softplus,
-        _softplus_program, _UNIT,
+        lambda p, a: cheapest("softplus", a.tolerance / abs(p[1])).scaled(inner=p[0], outer=p[1]), _UNIT,
     ),
     Activation(
         "softsign", ("inner", "factor"), lambda y, p: p[1] * p[0] * y / (1.0 + np.abs(p[0] * y)), solve.softsign,

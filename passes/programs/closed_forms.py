@@ -17,9 +17,8 @@ from passes.programs.head import BiasToken, Head, heads_over
 from passes.programs.program import Arithmetic, Program
 from passes.programs.solve import Parameters
 
+# max over x > 0 of x / (1 + e^x), rounded up: the error of SiLU(k y) / k against ReLU is this over k.
 KINK = 0.278464542762
-"""max over x > 0 of x / (1 + e^x), rounded up: the error of SiLU(k y) / k against ReLU is this over k."""
-
 _FAR_LOGIT = 36.0  # e^-36 is below half a unit in the last place of 1 in float64
 _SHARE = 2.0**16  # 1 / (6 e) of a limit needed for |y| <= 3 only: error 3e-11, rounding 2e-11
 _MAX_SLOPE = 1.25  # of SiLU (1.10) and of the programs of GELU (1.13)
@@ -32,13 +31,11 @@ def silu(p: Parameters, _: Arithmetic) -> Program:
 
 
 def scaled_silu(activation: str) -> Program:
-    """The SiLU y sigma(beta y) closest to GELU (`gelu`, `gelu_tanh`), as in the post; errors are rounded up."""
-    beta, error = _SCALED_SILU[activation]
+    """The SiLU y sigma(beta y) closest to GELU (`gelu`, `gelu_tanh`), as in the post."""
+    # float32 numbers; errors are rounded up. QuickGELU's 1.702 is off by 2.03e-2.
+    known = {"gelu": (1.772933840751648, 1.40e-2), "gelu_tanh": (1.774497628211975, 1.43e-2)}
+    beta, error = known[activation]
     return Program("scaled_silu", (Head(beta=beta),), max_error=error)
-
-
-_SCALED_SILU = {"gelu": (1.772933840751648, 1.40e-2), "gelu_tanh": (1.774497628211975, 1.43e-2)}
-"""Activation to beta, a float32 number, and the largest error. QuickGELU's 1.702 is off by 2.03e-2."""
 
 
 def mish(p: Parameters, _: Arithmetic) -> Program:
@@ -110,13 +107,8 @@ def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:
     rate, factor = p
     far = 600.0 if arithmetic.tolerance < 1e-10 else 160.0
     far = min(far, math.floor(_LARGEST_EXPONENT - math.log(abs(factor))))
-    return Program(
-        "exp",
-        (Head(beta=rate, gamma=-far, c=0.0, d=factor * math.exp(far)),),
-        max_error=math.exp(-_FAR_LOGIT) + 2.0**-51,
-        domain=(far - _FAR_LOGIT) / abs(rate),
-        double=True,
-    )
+    head, error = Head(beta=rate, gamma=-far, c=0.0, d=factor * math.exp(far)), math.exp(-_FAR_LOGIT) + 2.0**-51
+    return Program("exp", (head,), max_error=error, domain=(far - _FAR_LOGIT) / abs(rate), double=True)
 
 
 def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -148,9 +140,5 @@ def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -
             value = float(program.evaluate(at)[0]) - program.constant
             tokens.append(BiasToken(side * k, others - side * k * end, value))
             error += _MAX_SLOPE * abs(head.c) * (KINK / apart + 2.0**-51 * abs(end)) + 2.0**-50 * max(1.0, abs(value))
-    return replace(
-        program,
-        name=f"{program.name}_clipped",
-        heads=(replace(head, bias_tokens=(*head.bias_tokens, *tokens)),),
-        max_error=error,
-    )
+    heads = (replace(head, bias_tokens=(*head.bias_tokens, *tokens)),)
+    return replace(program, name=f"{program.name}_clipped", heads=heads, max_error=error)

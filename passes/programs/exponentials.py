@@ -81,13 +81,10 @@ class Line:
         """
         multiples = [head.d, *(token.value for token in head.bias_tokens)]
         ends = [head.c * value for _, _, value in self.keys[:2]]
-        return (*heads_over(self.pairs_with(head), ends), *heads_over(head.logits, multiples))
-
-    def pairs_with(self, head: Head) -> list[tuple[float, float]]:
-        """(slope, offset) of all pairs of keys of a head and of the line, those of the head's self key first."""
-        # Relative to the self key: beside a steep slope, the line's would be rounded, where they count.
-        relative = [(token.slope - head.beta, token.offset - head.gamma) for token in head.bias_tokens]
-        return [(a + slope, b + offset) for a, b in [(0.0, 0.0), *relative] for slope, offset, _ in self.keys]
+        # Relative to the self key, which comes first: beside a steep slope, the line's would be rounded.
+        relative = [(slope - head.beta, offset - head.gamma) for slope, offset in head.logits]
+        pairs = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
+        return (*heads_over(pairs, ends), *heads_over(head.logits, multiples))
 
     def rounded(self, dtype: DTypeLike) -> Line:
         narrow = partial(narrowed, dtype=dtype)
@@ -120,11 +117,9 @@ class Powers:
     @property
     def polynomials(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """P and R: coefficients of the same degrees, highest power first; P has a leading 1."""
-        p: Array = np.ones(1)
-        r: Array = np.array([self.base])
+        p, r = np.ones(1), np.array([self.base])
         for fraction in self.fractions:
-            bottom: Array = np.ones(1)
-            top: Array = np.zeros(1)
+            bottom, top = np.ones(1), np.zeros(1)
             for part, shift in reversed(fraction):
                 bottom, top = np.asarray(np.polyadd(np.polymul([1.0, shift], bottom), top)), part * bottom
             r = np.asarray(np.polyadd(np.polymul(r, bottom), np.polymul(p, top)))

@@ -38,7 +38,12 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
     """The program with the fewest nonzero values, then keys, of error `tolerance`, else the closest one."""
     table = (*fitted_programs("gate"), *fitted_programs(), *fitted_programs("precise"))
     known = [program for name, program in table if name == activation and len(program.heads) == 1]
-    return _first(known, tolerance, lambda program: (values(program), program.bias_tokens, program.max_error))
+
+    def cost(program: Program) -> tuple[float, ...]:
+        values = sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
+        return values, program.bias_tokens, program.max_error
+
+    return _first(known, tolerance, cost)
 
 
 def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program], tuple[float, ...]]) -> Program:
@@ -46,14 +51,10 @@ def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program],
     return min(close, key=cost) if close else min(known, key=lambda program: program.max_error)
 
 
-_POWERS_TOLERANCE = 1.15
-"""Times the requested error: the next closer program costs three more operations."""
-
-
 def in_powers(activation: str, tolerance: float) -> Program | None:
     """The program of `activation` in the fewest powers with `max_error` at most about `tolerance`; None if none is."""
     known = [program for name, program in fitted_programs("powers") if name == activation]
-    close = [program for program in known if program.max_error <= _POWERS_TOLERANCE * tolerance]
+    close = [each for each in known if each.max_error <= 1.15 * tolerance]  # a closer one has three more operations
     return min(close, key=lambda program: len(program.heads), default=None)
 
 
@@ -63,11 +64,6 @@ def lines(arithmetic: str) -> tuple[Line, ...]:
     return tuple(_line(entry) for entry in _file()["lines"] if entry["arithmetic"] == arithmetic)
 
 
-def values(program: Program) -> int:
-    """The number of bias tokens with a nonzero value."""
-    return sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
-
-
 @cache
 def _file() -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(files("passes.programs").joinpath("programs.json").read_text(encoding="utf-8"))
@@ -75,9 +71,8 @@ def _file() -> dict[str, Any]:
 
 
 def _line(entry: dict[str, Any]) -> Line:
-    pairs = tuple((rate, weight) for rate, weight in entry["pairs"])
     sizes = {key: entry[key] for key in ("name", "step", "end", "middle", "domain", "max_error")}
-    return Line(pairs=pairs, **sizes)
+    return Line(pairs=tuple(map(tuple, entry["pairs"])), **sizes)
 
 
 def _program(entry: dict[str, Any]) -> Program:

@@ -29,6 +29,7 @@ from passes.programs.groups import spread, spreads
 from passes.programs.head import FACTORED, LARGEST_QUERY, Array, BiasToken, Head, heads_over
 from passes.programs.program import MARGIN, Arithmetic, Program, grid, largest_change
 
+_LINE_TOLERANCE = 2.0  # in tolerances: the allowed additional error of a line
 _PAIRING_ERROR = 4e-15  # what rounding the coefficients of pairs of keys to float64 adds; the certificate proves it
 
 
@@ -39,17 +40,6 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
     The error that the line adds is |M(g)| |line - g|, with M(g) the multiple of the self value in h. Where M vanishes
     on one side, the line need not reach far there.
     """
-    line, added, domain = _closest(program, arithmetic)
-    return replace(
-        program,
-        name=f"{program.name}_gate",
-        line=line,
-        max_error=program.max_error + added * (1.0 + program.max_error),
-        domain=domain,
-    )
-
-
-def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, float]:
     # Beyond the kinks of a clip, self has no weight, and it does not matter how far a narrow line is off.
     candidates = [(line, program.domain) for line in lines(arithmetic.narrow)]
     for line in lines(arithmetic.lines):
@@ -58,8 +48,12 @@ def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, flo
     added = [_line_error(program, line, domain) for line, domain in candidates]
     close = [place for place, error in enumerate(added) if error <= _LINE_TOLERANCE * arithmetic.tolerance]
     place = close[0] if close else int(np.argmin(added))
-    line, domain = candidates[place]
-    return line, added[place], domain
+    return _with(program, *candidates[place], added[place], f"{program.name}_gate")
+
+
+def _with(program: Program, line: Line, domain: float, added: float, name: str) -> Program:
+    error = program.max_error + added * (1.0 + program.max_error)
+    return replace(program, name=name, line=line, max_error=error, domain=domain)
 
 
 def needs_line(program: Program) -> bool:
@@ -67,9 +61,6 @@ def needs_line(program: Program) -> bool:
     if program.double or program.line is not None:
         return False
     return program.linear != 0.0 or any(head.c != 0.0 for head in program.heads)
-
-
-_LINE_TOLERANCE = 2.0  # in tolerances: the allowed additional error of a line
 
 
 def _line_error(program: Program, line: Line, domain: float) -> float:
@@ -101,17 +92,21 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     # A constant k of h is the term k u of the gate, which is linear in what the values read.
     made = replace(program, name=f"{program.name}_gate", linear=program.constant, constant=0.0)
     # Bounded h, such as a sigmoid, has constant values, which u multiplies: no limit is needed.
+    constants = heads_over(head.logits, [head.d, *(token.value for token in head.bias_tokens)])
     if head.c == 0.0 and program.linear == 0.0:
-        return replace(made, heads=_constants(head))
-    if arithmetic.paired and _pairable(head):
+        return replace(made, heads=constants)
+    # Pairs with a line keep their offsets; those of a steep key would be lost.
+    pairable = all(abs(token.offset - head.gamma) <= FACTORED for token in head.bias_tokens)
+    if arithmetic.paired and pairable:
         return _in_pairs(program, f"{program.name}_gate", arithmetic)
     line = _line(program.linear, arithmetic.small) if program.linear != 0.0 else ()
     if head.c == 0.0:
-        return _limit(replace(made, heads=(*_constants(head), *line)), head, program.linear, arithmetic)
-    # The split below assumes the self key at logit 0; its two halves +-e g are then exact, e being a power of two.
+        return _limit(replace(made, heads=(*constants, *line)), head, program.linear, arithmetic)
+    # With the self key at logit 0, its two halves +-e g are exact, e being a power of two.
     centred = _centred(program)
-    (head,) = centred.heads
-    heads = (*_split(head, arithmetic.small), *line)
+    (head,), small, half = centred.heads, arithmetic.small, math.log(0.5)
+    values = [head.c / small + head.d, -head.c / small + head.d, *(token.value for token in head.bias_tokens)]
+    heads = (*heads_over([(small, half), (-small, half), *head.logits[1:]], values), *line)
     return _limit(replace(made, heads=heads, max_error=centred.max_error), head, program.linear, arithmetic)
 
 
@@ -130,16 +125,8 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
         # A linear term beside the head would cancel it where the gate is small, as in groups.
         program = replace(program, heads=tuple(spread(program.heads[0], program.linear)), linear=0.0)
     domain = min(program.domain, line.domain)
-    added = _line_error(program, line, domain) + _PAIRING_ERROR
-    made = replace(
-        program, name=name, line=line, max_error=program.max_error + added * (1.0 + program.max_error), domain=domain
-    )
+    made = _with(program, line, domain, _line_error(program, line, domain) + _PAIRING_ERROR, name)
     return replace(made.as_heads, double=True)
-
-
-def _pairable(head: Head) -> bool:
-    """Whether pairs with a line keep their offsets: those of a steep key would be lost."""
-    return all(abs(token.offset - head.gamma) <= FACTORED for token in head.bias_tokens)
 
 
 def limit_error(head: Head, linear: float, small: float, domain: float) -> float:
@@ -180,17 +167,6 @@ def _snapped(head: Head, token: BiasToken) -> BiasToken:
     power = math.copysign(2.0 ** round(math.log2(abs(slope))), slope)
     # A steep slope may change by a factor of up to sqrt(2) as long as slope and offset keep the place of the kink.
     return replace(token, slope=power, offset=float(power * offset / slope))
-
-
-def _split(head: Head, small: float) -> tuple[Head, ...]:
-    """The heads of (c g + d) + sum_j v_j e^(t_j g), all over the same keys."""
-    half = math.log(0.5)
-    values = [head.c / small + head.d, -head.c / small + head.d, *(token.value for token in head.bias_tokens)]
-    return heads_over([(small, half), (-small, half), *head.logits[1:]], values)
-
-
-def _constants(head: Head) -> tuple[Head, ...]:
-    return heads_over(head.logits, [head.d, *(token.value for token in head.bias_tokens)])
 
 
 def _line(factor: float, small: float) -> tuple[Head, ...]:

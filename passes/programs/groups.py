@@ -38,8 +38,7 @@ class Group:
     @property
     def dimension(self) -> int:
         """d_head of queries and keys: y alone, or (y, 1) where logits have offsets."""
-        offsets = (self.head.gamma, *(token.offset for token in self.head.bias_tokens))
-        return 2 if any(offsets) else 1
+        return 2 if any(offset for _, offset in self.head.logits) else 1
 
     def logits(self, bias_tokens: int) -> list[tuple[float, list[float]]]:
         """(self, bias tokens) of slopes, then of offsets; further bias tokens have the logit of self."""
@@ -56,7 +55,7 @@ def groups_of(program: Program) -> tuple[Group, ...]:
         heads = spread(heads[0], program.linear)
     elif program.linear != 0.0 or program.constant != 0.0:
         heads.append(Head(beta=0.0, bias_tokens=(), c=program.linear, d=program.constant))
-    return tuple(_group(head) for head in heads)
+    return tuple(map(group_of, heads))
 
 
 def spreads(program: Program) -> bool:
@@ -82,7 +81,7 @@ def spread(head: Head, linear: float) -> list[Head]:
     return heads
 
 
-def _group(head: Head) -> Group:
+def group_of(head: Head) -> Group:
     """The group of a head; a factor of its value is applied last, where it cannot overflow a value of weight 0."""
     return Group(head) if head.c in (0.0, 1.0) else Group(head.unscaled(), head.c)
 
@@ -132,8 +131,7 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression |
     ascending = sorted(keys, key=lambda key: key.slope)
     for ordered in (ascending, ascending[::-1]):
         slopes = [narrow(key.slope) for key in ordered]
-        weights = [narrow(key.weight) for key in ordered]
-        parts = [narrow(key.part) for key in ordered]
+        weights, parts = [narrow(key.weight) for key in ordered], [narrow(key.part) for key in ordered]
         step = slopes[1] - slopes[0]
         even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and narrow(step) == step
         if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
@@ -158,9 +156,9 @@ def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...],
 def _shared(heads: list[Head], linear: float) -> tuple[SharedKey, ...]:
     multiples: dict[tuple[float, float], float] = {}
     for head in heads:
-        for token in head.bias_tokens:
-            multiples.setdefault((token.slope, token.offset), linear)
-        own = (head.beta, head.gamma)
+        own, *others = head.logits
+        for other in others:
+            multiples.setdefault(other, linear)
         multiples[own] = multiples.get(own, linear) + head.c
     keys = [SharedKey.of(slope, offset, multiple) for (slope, offset), multiple in multiples.items()]
     return tuple(sorted(keys, key=lambda key: key.part == 0.0))

@@ -19,18 +19,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[np.float64]
+# Offsets up to this magnitude are taken out of the exponential, e^(a y + b) = e^b e^(a y), as the rounding error of a
+# logit is proportional to its magnitude. For larger ones e^b could leave the range of float32; these belong to steep
+# keys, whose weights are 0 or 1.
 FACTORED = 60.0
-"""Offsets up to this magnitude are taken out of the exponential: e^(a y + b) = e^b e^(a y).
-
-The rounding error of a logit is proportional to its magnitude, so an offset in the logit costs digits. For larger
-offsets e^b could leave the range of float32; they belong to steep keys, whose weights are 0 or 1.
-"""
-
+# The same for a head that also has larger offsets: in graphs its exponentials are at least e^-87
+# (`passes.forms.local`), which a factor of e^60 makes non-negligible.
 FACTORED_BESIDE_STEEP = 20.0
-"""The same for a head that also has larger offsets. In graphs the exponentials of such a head are at least e^-87
-(`passes.forms.local`), which a factor of e^60 makes non-negligible.
-"""
-
 LARGEST_QUERY = 2.0**500  # queries are clipped to it: all weights are 0 or 1 long before
 
 
@@ -117,6 +112,11 @@ class Head:
         tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)
         return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
 
+    def scaled(self, inner: float, outer: float) -> Head:
+        """`outer` times the head at `inner y`, whose self value still reads y."""
+        tokens = tuple(BiasToken(t.slope * inner, t.offset, t.value * outer) for t in self.bias_tokens)
+        return Head(self.beta * inner, tokens, self.gamma, self.c * inner * outer, self.d * outer)
+
     def unscaled(self) -> Head:
         """The head with self value z + d / c. Multiplied by c last, a value of weight 0 cannot overflow."""
         tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
@@ -146,13 +146,8 @@ class Head:
             return BiasToken(narrow(token.slope), math.log(weight), value)
 
         plain = self.conditioned() if conditioned else self.shifted(0.0, -self.gamma)
-        return Head(
-            beta=narrow(plain.beta),
-            gamma=narrow(plain.gamma),
-            c=narrow(plain.c),
-            d=narrow(plain.d),
-            bias_tokens=tuple(token_of(token) for token in plain.bias_tokens),
-        )
+        tokens = tuple(map(token_of, plain.bias_tokens))
+        return Head(narrow(plain.beta), tokens, *map(narrow, (plain.gamma, plain.c, plain.d)))
 
     def conditioned(self) -> Head:
         """The head shifted so that its largest logit at y = 0 is zero: float32 rounds logits by their magnitude."""
@@ -163,13 +158,9 @@ class Head:
 
 def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) -> tuple[Head, ...]:
     """Heads over the same keys (slope, offset), one for every key with a nonzero multiple of z as its value."""
+    tokens = [BiasToken(*key) for key in keys]  # there may be more than multiples
     return tuple(
-        Head(
-            beta=keys[place][0],
-            gamma=keys[place][1],
-            c=multiple,
-            bias_tokens=tuple(BiasToken(*key) for other, key in enumerate(keys) if other != place),
-        )
-        for place, multiple in enumerate(multiples)
+        Head(slope, (*tokens[:place], *tokens[place + 1 :]), offset, multiple)
+        for place, ((slope, offset), multiple) in enumerate(zip(keys, multiples, strict=False))
         if multiple != 0.0
     )

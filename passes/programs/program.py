@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import DTypeLike
 
 from passes.programs.exponentials import Line, Powers
-from passes.programs.head import Array, BiasToken, Head, narrowed
+from passes.programs.head import Array, Head, narrowed
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,11 @@ class Program:
     heads: tuple[Head, ...]
     linear: float = 0.0
     constant: float = 0.0
-    # the largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic for the given
-    # coefficients: derived, or measured on a dense grid with a margin. It is a claim, which the certificate of a
-    # rewritten model proves. Only Mish's ln 2 means the real number.
+    # against the activation, on `domain`, in exact arithmetic for the given coefficients: derived, or measured on a
+    # dense grid with a margin. It is a claim, which the certificate of a rewritten model proves.
     max_error: float = 0.0
-    # the change, over max(1, |f|), from rounding the coefficients to a type; a claim likewise
-    coefficient_error: float = 0.0
-    # what evaluating fitted heads in float32 adds, over max(1, |f|), as measured; a few units in the last place for
-    # others.
-    rounding: float = 4 * 2.0**-24
+    coefficient_error: float = 0.0  # from rounding the coefficients to a type; a claim likewise
+    rounding: float = 4 * 2.0**-24  # what evaluating fitted heads in float32 adds, as measured
     domain: float = float("inf")  # largest |y| for which `max_error` holds
     double: bool = False  # whether the heads need float64, as small differences of large values do
     measured: bool = False
@@ -93,21 +89,9 @@ class Program:
         """The program of `outer f(inner y)`, given that of f with an absolute `max_error`; self values read y."""
         if inner == 1.0 and outer == 1.0:
             return self
-        heads = tuple(
-            Head(
-                beta=head.beta * inner,
-                gamma=head.gamma,
-                c=head.c * inner * outer,
-                d=head.d * outer,
-                bias_tokens=tuple(
-                    BiasToken(token.slope * inner, token.offset, token.value * outer) for token in head.bias_tokens
-                ),
-            )
-            for head in self.heads
-        )
         return replace(
             self,
-            heads=heads,
+            heads=tuple(head.scaled(inner, outer) for head in self.heads),
             linear=self.linear * inner * outer,
             constant=self.constant * outer,
             max_error=self.max_error * abs(outer) + _RESCALING_ERROR * max(1.0, abs(outer)),
@@ -183,9 +167,7 @@ class Arithmetic:
     limit: float  # the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|
     lines: str  # the lines (`passes.programs.exponentials`) for "single", "double" or "half" precision
     narrow: str = ""  # lines with fewer keys, for gates whose self value counts near 0 only
-    # the lines of gates over pairs of keys, in forms that pay for every head: errors are those of the arithmetic. Empty
-    # where the limit is close enough.
-    pairs: str = ""
+    pairs: str = ""  # lines of gates over pairs of keys, in forms that pay for every head, where the limit is too far
 
     @property
     def paired(self) -> bool:

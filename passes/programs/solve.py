@@ -39,12 +39,10 @@ def factor(reference: Function, point: float = 1.0) -> Solve:
     return solve
 
 
-_PLACES = [1.0, *(2.0 ** (sign * power) for power in range(1, 21) for sign in (-1, 1))]
-
-
 def _bend(share: Callable[[float], float]) -> tuple[float, float] | None:
     """A y > 0 at which the sigmoid is numerically away from both asymptotes, and its value."""
-    shares = ((place, share(place)) for place in _PLACES)
+    places = [1.0, *(2.0 ** (sign * power) for power in range(1, 21) for sign in (-1, 1))]
+    shares = ((place, share(place)) for place in places)
     return next(((place, found) for place, found in shares if 0.02 < found < 0.98), None)
 
 
@@ -71,7 +69,7 @@ def two_slopes(f: Function) -> Parameters | None:
 def logistic(f: Function) -> Parameters | None:
     """(k, height, low) of low + height sigmoid(k y)."""
     low, high = at(f, -FAR), at(f, FAR)
-    if not math.isfinite(low) or not math.isfinite(high) or high == low:
+    if not math.isfinite(high - low) or high == low:
         return None
     found = _bend(lambda y: (at(f, y) - low) / (high - low))
     return None if found is None else (logit(found[1]) / found[0], high - low, low)
@@ -151,10 +149,7 @@ def clipped(solve: Solve, function: Callable[[Array, Parameters], Array]) -> Sol
         if inside is None or inside[0] <= 0.0:
             return None
 
-        def h(y: Array) -> Array:
-            return function(y, inside)
-
-        ends = [_last_agreement(f, h, side) for side in (-1.0, 1.0)]
+        ends = [_last_agreement(f, lambda y: function(y, inside), side) for side in (-1.0, 1.0)]
         return None if ends == [-math.inf, math.inf] else (*inside, *ends)
 
     return cut_off
@@ -170,8 +165,6 @@ def _last_agreement(f: Function, h: Function, side: float) -> float:
     outer, inner = float(y[apart[0]]), float(y[max(int(apart[0]) - 1, 0)])
     for _ in range(200):
         middle = 0.5 * (inner + outer)
-        if (at(h, middle) - end) * (at(h, inner) - end) > 0.0:
-            inner = middle
-        else:
-            outer = middle
+        inside = (at(h, middle) - end) * (at(h, inner) - end) > 0.0
+        inner, outer = (middle, outer) if inside else (inner, middle)
     return 0.5 * (inner + outer)

@@ -20,14 +20,11 @@ from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, LostError, integer_of, integers_of
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 
-Step = tuple[int, int]
-"""Index of a node, and which of its operands is the scores or the pattern."""
-
+Step = tuple[int, int]  # index of a node, and which of its operands is the scores or the pattern
 SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
 LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
 _SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
-_GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}
-"""Operators between a softmax and the product with values."""
+_GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}  # between a softmax and the product with values
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
 

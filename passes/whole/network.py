@@ -49,17 +49,11 @@ class Whole:
     _names: dict[str, dict[tuple[bytes, float], int]] = field(default_factory=dict)
 
     @property
-    def data(self) -> tuple[str, ...]:
-        """The masks that depend on data."""
-        return tuple(dict.fromkeys(each.term[1][0] for _, scores in self.cores for each in scores.data))
-
-    @property
     def notes(self) -> tuple[str, ...]:
-        data = tuple(
-            f"'{mask}' depends on data and stays an addition to the scores, without what W_QK forbids by position"
-            for mask in self.data
-        )
-        return (f"{len(self.cores)} attention sublayers of the model read positions and bias tokens", *data)
+        what = "depends on data and stays an addition to the scores, without what W_QK forbids by position"
+        masks = dict.fromkeys(each.term[1][0] for _, scores in self.cores for each in scores.data)
+        sublayers = f"{len(self.cores)} attention sublayers of the model read positions and bias tokens"
+        return (sublayers, *(f"'{mask}' {what}" for mask in masks))
 
     def constants(self) -> list[onnx.TensorProto]:
         """The further columns and rows of the stream, and every W_QK between positions."""
@@ -151,7 +145,8 @@ class Join:
         if self.given != self.kind:
             pattern = self.b.node("Cast", [pattern], "pattern_narrow", to=self.given)
         name, earlier = self.softmax.output[0], []
-        if self._read_elsewhere(name):
+        readers = [self.view.nodes[each] for each in {*self.view.consumers.get(name, ())} - self.core.nodes]
+        if name in self.view.outputs or any(each.op_type != "IsNaN" for each in readers):
             own = [self.b.integers(0), self.keys, self.b.integers(-1)]
             self.b.node("Slice", [pattern, *own], "own_pattern", output=name)
             earlier.append(self._replacement(name))
@@ -168,10 +163,6 @@ class Join:
 
     def _replacement(self, output: str) -> Replacement:
         return Replacement(output, tuple(self.b.nodes({})), tuple(self.b.initializers()))
-
-    def _read_elsewhere(self, pattern: str) -> bool:
-        readers = set(self.view.consumers.get(pattern, ())) - self.core.nodes
-        return pattern in self.view.outputs or any(self.view.nodes[each].op_type != "IsNaN" for each in readers)
 
     def _guarded(self, node: onnx.NodeProto, place: int, pattern: Tensor, value: Tensor) -> Tensor:
         """A step behind the softmax, on the joined pattern."""
@@ -266,8 +257,7 @@ class Join:
     # -- parts
 
     def _wide(self, tensor: str, name: str) -> Tensor:
-        kind = self.view.type_of(tensor).elem_type or self.given
-        return self.b.read(tensor, kind, name)
+        return self.b.read(tensor, self.view.type_of(tensor).elem_type or self.given, name)
 
     def _shape(self, tensor: Tensor, start: int, stop: int, name: str) -> Tensor:
         return self.b.rows(self.b.node("Shape", [tensor], f"{name}_of"), start, stop, 0, name)
@@ -288,10 +278,8 @@ class Join:
         b, node = self.b, self.view.nodes[index]
         if node.op_type != "Reshape":
             return b.node(node.op_type, [tensor, *map(b.tensor, node.input[1:])], name)
-        lead, own = (
-            b.rows(b.tensor(node.input[1]), 0, -2, 0, f"{name}_lead"),
-            self._shape(tensor, -2, _END, f"{name}_own"),
-        )
+        lead = b.rows(b.tensor(node.input[1]), 0, -2, 0, f"{name}_lead")
+        own = self._shape(tensor, -2, _END, f"{name}_own")
         return b.reshape(tensor, b.concat([lead, own], 0, f"{name}_shape"), name)
 
     def _padded(self, tensor: Tensor, rank: int, axis: int, name: str, value: float = 0.0) -> Tensor:

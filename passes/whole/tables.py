@@ -27,18 +27,13 @@ from rewriter.graph.walk import reads
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Term = tuple[str, tuple[str, ...]]
-"""What a node adds to scores: an operator and its operands, of which an empty one is 0."""
-
-Case = tuple[int, int]
-"""Numbers of tokens, and of tokens before them in a cache."""
-
-OMEGA = 2.0**60
-"""No finite mask lowers a score by more."""
-
+Term = tuple[str, tuple[str, ...]]  # what a node adds to scores: an operator and its operands, an empty one 0
+Case = tuple[int, int]  # numbers of tokens, and of tokens before them in a cache
+OMEGA = 2.0**60  # no finite mask lowers a score by more
 LOWEST = -4.0 * OMEGA
 _LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
 _USUAL = (_LENGTHS[-1], 0)
+_SIZES = ("Shape", "Size")
 _DATA_TRIALS = 8
 _MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
 _MAX_READ = 2**24  # elements of the weights from which a table is computed
@@ -85,18 +80,13 @@ class Reader:
         self._data = data_of(view)
         self._constants = Constants(view, read)
         self._known = dict[tuple[Term, Sizes], Array | Data]()
-        self._stops = frozenset(
-            name for node in view.nodes if node.op_type in ("Shape", "Size") for name in node.output
-        )
+        self._stops = frozenset(name for node in view.nodes if node.op_type in _SIZES for name in node.output)
         # Inputs by head hold past keys and values if outputs by head hold the next ones.
         types = {name: view.type_of(name) for name in (*view.inputs, *view.outputs)}
         caches = {name for name, kind in types.items() if kind.elem_type in FLOATS and (kind.rank or 0) >= 4}
-        pasts = [(name, axis, dim) for name in view.inputs for axis, dim in enumerate(types[name].shape or ())]
-        self._pasts = {
-            dim or f"{name}[{axis}]"
-            for name, axis, dim in pasts
-            if axis and name in caches and not caches.isdisjoint(view.outputs) and not isinstance(dim, int)
-        }
+        pasts = caches.intersection(view.inputs) if not caches.isdisjoint(view.outputs) else ()
+        dims = ((name, axis, dim) for name in pasts for axis, dim in enumerate(types[name].shape or ()) if axis)
+        self._pasts = {dim or f"{name}[{axis}]" for name, axis, dim in dims if not isinstance(dim, int)}
 
     def count(self, core: Core) -> int | None:
         """The larger number of queries and keys; None where inputs decide. Raises LostError."""
@@ -171,10 +161,10 @@ class Reader:
         if node.op_type == "Where":
             yield "Where", tuple("" if at == place else name for at, name in enumerate(node.input))
             return
-        name = node.input[1 - place]
-        maker = self.view.made_by(name)
-        mixed = maker is not None and maker.op_type == "Add" and len(self._data.intersection(maker.input)) == 1
-        for part in maker.input if mixed and maker is not None else (name,):
+        maker, parts = self.view.made_by(node.input[1 - place]), [node.input[1 - place]]
+        if maker is not None and maker.op_type == "Add" and len(self._data.intersection(maker.input)) == 1:
+            parts = list(maker.input)
+        for part in parts:
             yield "Neg" if node.op_type == "Sub" else "Identity", (part,)
 
     # -- their values
@@ -260,8 +250,7 @@ class Reader:
 
     def sizes(self, tensor: str) -> Sizes:
         """The shape of a tensor at some length. Raises LostError if it is not known."""
-        found = self.shapes(*_USUAL).of(tensor)
-        if found is None:
+        if (found := self.shapes(*_USUAL).of(tensor)) is None:
             raise LostError(f"the shape of '{tensor}' is not known", tensor)
         return found
 
