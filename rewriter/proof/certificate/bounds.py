@@ -51,7 +51,6 @@ class _Piece(NamedTuple):
 
     @property
     def cell(self) -> Cell:
-        """All of it, before any bound is known."""
         return -math.inf, self.low, self.high, self
 
 
@@ -94,14 +93,10 @@ class Bound:
 def bound(
     original: Expression, rewritten: Expression, *, limit: float, top: fmpq, domain: float | None = None
 ) -> Bound:
-    """Prove or refute that `rewritten` is within `limit` of `original`, both functions of `VARIABLE`.
+    """Prove or refute |F_B - F_A| / max(1, |F_A|) <= limit for F_A `original` and F_B `rewritten` of `VARIABLE`.
 
-    Args:
-        original: F_A.
-        rewritten: F_B.
-        limit: the largest |F_B - F_A| / max(1, |F_A|) that is claimed.
-        top: the largest finite number of the type that y has.
-        domain: the largest |y| that the claim is about; None for all up to `top`. It is never made smaller.
+    `top` is the largest finite number of the type that y has, `domain` the largest |y| that the claim is about; None
+    for all up to `top`. It is never made smaller.
     """
     if original is rewritten:
         return Bound(True, limit, 0.0, 0.0, None, exact=True, domain=domain, cells=0)
@@ -115,16 +110,7 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
     search = _Search(original, rewritten, end)
     upper = search.run(limit)
     lower, at = max(search.lower, 0.0), None if search.at is None else _float(search.at)
-    found = Bound(
-        holds=upper <= limit,
-        limit=limit,
-        bound=upper,
-        at_least=lower,
-        at=at,
-        exact=search.exact,
-        domain=domain,
-        cells=search.cells,
-    )
+    found = Bound(upper <= limit, limit, upper, lower, at, exact=search.exact, domain=domain, cells=search.cells)
     if found.holds:
         return found
     if lower > limit:
@@ -152,34 +138,23 @@ def precision(bits: int) -> Iterator[None]:
 
 
 class _Search:
-    """Branch and bound on [-end, end].
-
-    Attributes:
-        lower: proved lower bound of the supremum; negative while there is none.
-        at: where it is attained.
-        exact: whether all that was proved so far was proved by algebra.
-        cells: the cells looked at.
-        widest: the cell with the largest upper bound, once the search ended without success.
-        undefined: a number at which one of the functions is not defined, if one was met.
-        roots: where conditions are 0, which have to be looked at by themselves.
-    """
+    """Branch and bound on [-end, end]."""
 
     def __init__(self, original: Expression, rewritten: Expression, end: fmpq) -> None:
         self._a, self._b, self._end = original, rewritten, end
-        self.lower = -1.0
-        self.at: fmpq | None = None
-        self.exact = True
-        self.cells = 0
-        self.widest: tuple[fmpq, fmpq] | None = None
-        self.undefined: fmpq | None = None
-        self._pieces: list[_Piece] = []
-        self.roots: set[fmpq] = set()
+        self.lower = -1.0  # proved lower bound of the supremum; negative while there is none
+        self.at: fmpq | None = None  # where it is attained
+        self.exact = True  # whether all that was proved so far was proved by algebra
+        self.cells = 0  # looked at
+        self.widest: tuple[fmpq, fmpq] | None = None  # the worst cell, once the search ended without success
+        self.undefined: fmpq | None = None  # a number at which one of the functions is not defined
+        self.roots: set[fmpq] = set()  # where conditions are 0, which have to be looked at by themselves
 
     def run(self, limit: float) -> float:
         """An upper bound of the supremum, within `SLACK` of it; a lower bound as soon as that exceeds the limit."""
-        self._pieces = self._unequal()
-        self.exact = not self._pieces
-        for piece in self._pieces:
+        pieces = self._unequal()
+        self.exact = not pieces
+        for piece in pieces:
             for y in _probes(piece.low, piece.high):
                 if y not in self.roots:
                     self._measured(piece, y)
@@ -187,7 +162,7 @@ class _Search:
                     return self.lower
                 if self.undefined is not None:
                     return math.inf
-        upper = self._refined(sorted(piece.cell for piece in self._pieces), limit)
+        upper = self._refined(sorted(piece.cell for piece in pieces), limit)
         return max([upper, *(self._at_point(root) for root in sorted(self.roots))])
 
     def piece(self, low: fmpq, high: fmpq) -> _Piece:
@@ -291,16 +266,16 @@ class _Search:
 
     def proportional(self) -> bool:
         """As the function `proportional`."""
-        self._pieces, zero = self._unequal(), fmpq(0)
-        touching = [piece._replace(low=zero, high=zero) for piece in self._pieces if piece.low <= 0 <= piece.high]
+        pieces, zero = self._unequal(), fmpq(0)
+        touching = [piece._replace(low=zero, high=zero) for piece in pieces if piece.low <= 0 <= piece.high]
         if zero in self.roots:
             touching.append(self.piece(zero, zero))
         if not all(map(self.meet, touching)):
             return False
         points = [self.piece(root, root) for root in sorted(self.roots) if root != 0]
         heap = [(-self.relative_on(point, point.low, point.low), point.low, point.low, point) for point in points]
-        heap = sorted([*heap, *(piece.cell for piece in self._pieces)])
-        parts = max((len(piece.parts) for piece in self._pieces), default=1)
+        heap = sorted([*heap, *(piece.cell for piece in pieces)])
+        parts = max((len(piece.parts) for piece in pieces), default=1)
         for _ in range(min(_MOST_RELATIVE, _MOST_PARTS // parts) if heap else 0):
             upper, low, high, _ = heap[0]
             if math.isfinite(upper) or _middle(low, high) in (low, high):
@@ -352,17 +327,11 @@ def _series(piece: _Piece, low: fmpq, high: fmpq) -> tuple[_Series, _Series, _Se
 
 @dataclass(frozen=True)
 class _Series:
-    """A function f on a cell.
+    """A function f on a cell."""
 
-    Attributes:
-        centre: the series around the centre.
-        cell: around the whole cell, which the last coefficient bounds the remainder of the first by.
-        radius: half the width of the cell.
-    """
-
-    centre: arb_series
-    cell: arb_series
-    radius: arb
+    centre: arb_series  # around the centre
+    cell: arb_series  # around the whole cell: its last coefficient bounds the remainder of the first
+    radius: arb  # half the width of the cell
 
     def __truediv__(self, other: _Series) -> _Series:
         """The quotient of two functions. Raises Undecided where the second may be 0."""
