@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, reduce
+from functools import cache, partial, reduce
 
 import numpy as np
 import onnx
@@ -364,10 +364,6 @@ def _unary(build: Callable[[Expression], Expression]) -> Rule:
     return lambda x, _: build(x[0])
 
 
-def _function(name: str) -> Rule:
-    return lambda x, _: apply(name, x[0])
-
-
 def _swish(x: Sequence[Expression], attributes: Attributes) -> Expression:
     return mul(x[0], sigmoid(mul(_float(attributes, "alpha"), x[0])))
 
@@ -376,7 +372,7 @@ MICROSOFT = "com.microsoft"
 OPERATORS: Mapping[tuple[str, str], Rule] = {
     **{("", name): _fold(build) for name, build in (("Add", add), ("Sub", sub), ("Mul", mul), ("Div", div))},
     **{("", name): _fold(build) for name, build in (("Sum", add), ("Max", maximum), ("Min", minimum))},
-    **{("", name.capitalize()): _function(name) for name in FUNCTIONS},
+    **{("", name.capitalize()): _unary(partial(apply, name)) for name in FUNCTIONS},
     ("", "Sigmoid"): _unary(sigmoid),
     ("", "Tanh"): _unary(tanh),
     ("", "Neg"): _unary(neg),

@@ -65,22 +65,16 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class InputSpec:
-    """One graph input that has no default.
-
-    Attributes:
-        rows: exclusive bound on its numbers: the rows of the smallest table that it indexes; None if unbounded.
-        sizes: an axis to the size that its readers require.
-        least: an axis to their minimum size.
-    """
+    """One graph input that has no default."""
 
     name: str
     dtype: np.dtype[np.generic]
     shape: tuple[Dim, ...]
     role: Role
     kinds: tuple[Kind, ...]
-    rows: int | None = None
-    sizes: dict[int, int] = field(default_factory=dict)
-    least: dict[int, int] = field(default_factory=dict)
+    rows: int | None = None  # exclusive bound on its numbers: the rows of the smallest table that it indexes
+    sizes: dict[int, int] = field(default_factory=dict)  # an axis to the size that its readers require
+    least: dict[int, int] = field(default_factory=dict)  # an axis to their minimum size
 
 
 _INTEGERS, _BOOL, _FLOATS = "iu", "b", "f"
@@ -177,8 +171,7 @@ def kind_of(dim: str) -> Kind | None:
 
 def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
     """The kinds of an input's axes: by the name of the dimension, or else by role and place."""
-    rank = len(shape)
-    kinds = _places(role, rank)
+    rank, kinds = len(shape), _places(role, len(shape))
     if role is Role.FLOATS and rank == 3 and re.search(r"feature|mel|spectro|audio", name):
         kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # in spectrograms the frames come last
     if "encoder" in name:
@@ -237,12 +230,7 @@ _COMPUTED = ""
 
 
 class Inputs:
-    """The inputs of a model, from one walk over it, control-flow bodies and local functions included.
-
-    Attributes:
-        specs: the inputs without a default, by name.
-        longest: number of positions of the smallest position table; None if there is none.
-    """
+    """The inputs of a model, from one walk over it, control-flow bodies and local functions included."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Raises UsageError for inputs that cannot be generated: not tensors, without a shape, strings and the like."""
@@ -252,7 +240,7 @@ class Inputs:
             for spec in self.specs.values():  # patches of images, of one row each or of one image per row
                 if spec.role is Role.FLOATS and len(spec.shape) in (2, 3):
                     spec.kinds = (*spec.kinds[:-2], Kind.PATCHES, Kind.ONE)
-        self.longest: int | None = None
+        self.longest: int | None = None  # number of positions of the smallest position table
         # The inputs, or computed positions, whose numbers a tensor carries; and the input that it equals, perhaps cast.
         self._flows: dict[str, set[str]] = defaultdict(set, {name: {name} for name in self.specs})
         self._plain = {name: name for name in self.specs}
