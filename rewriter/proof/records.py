@@ -135,7 +135,6 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """The refusal in one line."""
         what = self.node or self.tensor
         return f"{what}: {self.reason}" if what else self.reason
 
@@ -195,7 +194,6 @@ class Certificate:
 
     @property
     def refuted(self) -> bool:
-        """Whether a region has a counterexample."""
         return any(each.refuted for each in self.refusals)
 
     @property

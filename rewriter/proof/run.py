@@ -92,7 +92,6 @@ class Ran:
     defined: tuple[str, ...] = ()
 
     def loaded(self, session: Session) -> None:
-        """Count a session that was opened."""
         self.defined += session.defined
         known = self.cpu_nodes is not None and session.cpu_nodes is not None
         self.cpu_nodes = (*(self.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None

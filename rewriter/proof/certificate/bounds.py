@@ -87,22 +87,17 @@ class Bound:
         return self.reason.startswith(_NO_BOUND)
 
 
+@cache
 def bound(
     original: Expression, rewritten: Expression, *, limit: float, top: fmpq, domain: float | None = None
 ) -> Bound:
     """Prove or refute |F_B - F_A| / max(1, |F_A|) <= limit for F_A `original` and F_B `rewritten` of `VARIABLE`.
 
     `top` is the largest finite number of the type that y has, `domain` the largest |y| that the claim is about; None
-    for all up to `top`. It is never made smaller.
+    for all up to `top`. It is never made smaller. Within a process, one proof serves all layers and all files.
     """
     if original is rewritten:
         return Bound(True, limit, 0.0, 0.0, None, exact=True, domain=domain, cells=0)
-    return prove(original, rewritten, limit, top, domain)
-
-
-@cache
-def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> Bound:
-    """As `bound`; within a process, one proof serves all layers and all files."""
     end = top if domain is None else min(top, rational(domain))
     search = _Search(original, rewritten, end)
     upper = search.run(limit)

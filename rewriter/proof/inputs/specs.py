@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 
 import numpy as np
 import onnx
@@ -23,25 +23,12 @@ from rewriter.graph.types import FLOATS, Dim, elem_name
 from rewriter.graph.view import GraphView, all_views, integer_of, key_of
 from rewriter.text import quoted
 
-
-class Role(Enum):
-    """The meaning of an input, which determines its valid values."""
-
-    BRANCH = auto()
-    FLAG = auto()
-    MASK = auto()
-    PAST = auto()
-    STATE = auto()
-    POSITIONS = auto()
-    TOKEN_TYPES = auto()
-    PAST_LENGTH = auto()
-    TOTAL_LENGTH = auto()
-    LAST_INDEX = auto()
-    LENGTHS = auto()
-    GRID = auto()
-    IDS = auto()
-    INTEGERS = auto()
-    FLOATS = auto()
+Role = Enum(
+    "Role",
+    "BRANCH FLAG MASK PAST STATE POSITIONS TOKEN_TYPES PAST_LENGTH TOTAL_LENGTH LAST_INDEX LENGTHS GRID IDS INTEGERS "
+    "FLOATS",
+)
+"""The meaning of an input, which determines its valid values."""
 
 
 class Kind(Enum):

@@ -117,7 +117,6 @@ class Contents:
         self._digests: dict[object, set[bytes]] = {}
 
     def has(self, y: Array) -> bool:
-        """Whether an array is one of them."""
         key = self._key(y)
         like = self._by_sample.get(key, [])
         if len(like) < 2:

@@ -72,7 +72,6 @@ _EXACT = 1e-15
 _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
 _FARTHEST = -(2.0**59)
-_FAR = constant(fmpq(2) ** 60)
 _WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten")
 _ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
@@ -80,7 +79,6 @@ _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear")
 _ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
 _WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 1), "QLinearMatMul": 3}
 """Linear layers, with the place of their weights among their operands; of `_ROWS` they are a matrix."""
-MATRIX = 2
 
 
 @dataclass(frozen=True)
@@ -211,12 +209,11 @@ def _rows_of_softmax(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> 
     """Scores and masks with the axis of a softmax last."""
     old = run.opsets.get("", 13) < 13
     axis = run.program.attributes(node).get("axis", 1 if old else -1) % scores.ndim
-    both = scores.entries, np.asarray(scores.masks)
-    if old:
-        first, second = (each.reshape(*each.shape[:axis], -1) for each in both)
-    else:
-        first, second = (np.moveaxis(each, axis, -1) for each in both)
-    return first, second
+
+    def rows(x: Array) -> Array:
+        return x.reshape(*x.shape[:axis], -1) if old else np.moveaxis(x, axis, -1)
+
+    return rows(scores.entries), rows(np.asarray(scores.masks))
 
 
 def masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Array]:
@@ -345,7 +342,7 @@ def _number(expression: Expression) -> Fraction | None:
 
 def _largest(score: Expression) -> float:
     """The largest magnitude of a score for numbers up to 2^60, as far as it is a piecewise linear function."""
-    ends = [_at(score, each).value for each in (_FAR, constant(-(fmpq(2) ** 60)))]
+    ends = [_at(score, constant(sign * fmpq(2) ** 60)).value for sign in (1, -1)]
     return max((abs(float(Fraction(int(end.p), int(end.q)))) for end in ends if isinstance(end, fmpq)), default=0.0)
 
 
@@ -370,7 +367,7 @@ def _layer(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> _Layer
     maker = run.makers.get(data)
     if maker is not None and maker.op_type in _QUANTISERS:
         data = maker.input[0]
-    if node.op_type not in _ROWS or weight.ndim < MATRIX:
+    if node.op_type not in _ROWS or weight.ndim < 2:
         return _Layer(data, weight, 1 if node.op_type == "Conv" else -1)
     return _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
 
@@ -562,15 +559,8 @@ def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[in
 
 
 def bounded(regions: Iterable[Region], allowed: Callable[[Region], Allowed]) -> list[Region]:
-    """Regions with what is proved about them, once for all with the same functions."""
-    known: dict[tuple[Expression, Expression, Allowed], Bound] = {}
-    found = []
-    for region in regions:
-        key = region.original, region.rewritten, allowed(region)
-        if key not in known:
-            known[key] = _distance(region, allowed(region))
-        found.append(replace(region, bound=known[key]))
-    return found
+    """Regions with what is proved about them."""
+    return [replace(region, bound=_distance(region, allowed(region))) for region in regions]
 
 
 def linear_leaf(region: Region) -> int | None:

@@ -67,12 +67,8 @@ class _Side:
         return count, tuple(prod(shape[:count]) for shape in shapes)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """At the first point."""
         constant = self.constant(name)
         return self.shapes[0].get(name, (0,) * 9) if constant is None else constant.shape
-
-    def width(self, name: str, front: int) -> int:
-        return prod(self.shapes[0][name][front:])
 
 
 def departs(a: Sequence[Fingerprints], b: Sequence[Fingerprints], names: Mapping[str, str]) -> str:
@@ -248,7 +244,8 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
         return "has or reads other rows"
     fronts = [each[0] for each in rows if each is not None]
     if kind in _RESHAPING:
-        aligned = side.width(data[0], fronts[1]) == side.width(name, fronts[0])
+        shapes = side.shapes[0]
+        aligned = prod(shapes[data[0]][fronts[1] :]) == prod(shapes[name][fronts[0] :])
         return "" if aligned and all(_of_shape(side, each) for each in node.input[1:]) else "lays rows out otherwise"
     front = fronts[0]
     if any(shapes[each][:front] != shapes[name][:front] for shapes in side.shapes for each in data):

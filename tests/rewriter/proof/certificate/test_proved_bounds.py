@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rewriter.proof.certificate import bounds
 from rewriter.proof.certificate.arithmetic import Intervals, Taylor, Undecided, evaluate
-from rewriter.proof.certificate.bounds import Bound, _Search, bound, prove
+from rewriter.proof.certificate.bounds import Bound, _Search, bound
 from rewriter.proof.certificate.expressions import (
     HALF,
     ONE,
@@ -58,7 +58,7 @@ def number(value: float | str) -> Expression:
 
 
 def of(a: Expression, b: Expression, limit: float = 1e-7, top: fmpq = SINGLE, domain: float | None = None) -> Bound:
-    return prove(a, b, limit, top, domain)
+    return bound(a, b, limit=limit, top=top, domain=domain)
 
 
 def inside(low: float, high: float, then: Expression, otherwise: Expression) -> Expression:
