@@ -46,21 +46,14 @@ _DRAWS = {"phase": 0.0, "steady": 0.0}, {"phase": 1.0, "steady": 0.0}, {"phase":
 
 @dataclass(frozen=True)
 class Point:
-    """A tensor that gets noise.
-
-    Attributes:
-        elem_type: the element type that it is computed in; it may be cast to another one.
-        error: certified bound, over max(1, |x|).
-        argument: the tensor y, or g of a gate; empty if unknown.
-        value: u of a gate; empty for an activation.
-    """
+    """A tensor that gets noise."""
 
     tensor: str
     path: Path
-    elem_type: int
-    error: float = 0.0
-    argument: str = ""
-    value: str = ""
+    elem_type: int  # that it is computed in; it may be cast to another one
+    error: float = 0.0  # certified bound, over max(1, |x|)
+    argument: str = ""  # the tensor y, or g of a gate; empty if unknown
+    value: str = ""  # u of a gate; empty for an activation
 
     @property
     def place(self) -> Place:

@@ -51,21 +51,12 @@ NOT_CLAIMED = (
 
 @dataclass(frozen=True)
 class Claimed:
-    """What is claimed about one activation.
+    """What is claimed about one activation."""
 
-    Attributes:
-        limit: largest |F_B - F_A| / max(1, |F_A|).
-        domain: largest |y| for which that is claimed; None for all.
-        leaves: names of the pre-activation and, of a gate, the value; without them, a part of the activation that
-            differs by little may hide that the whole does not.
-        accuracy: the error that was asked for. A limit above it and above the ceiling of the type is lowered to the
-            larger of these, so that no file sets its own limit.
-    """
-
-    limit: float
-    domain: float | None = None
-    leaves: tuple[str, ...] = ()
-    accuracy: float = math.inf
+    limit: float  # largest |F_B - F_A| / max(1, |F_A|)
+    domain: float | None = None  # largest |y| for which that is claimed; None for all
+    leaves: tuple[str, ...] = ()  # the pre-activation and, of a gate, the value
+    accuracy: float = math.inf  # the error that was asked for: a limit above it and the type's ceiling is lowered
 
 
 @dataclass(frozen=True)
@@ -144,7 +135,6 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """The refusal in one line."""
         what = self.node or self.tensor
         return f"{what}: {self.reason}" if what else self.reason
 
@@ -204,7 +194,6 @@ class Certificate:
 
     @property
     def refuted(self) -> bool:
-        """Whether a region has a counterexample."""
         return any(each.refuted for each in self.refusals)
 
     @property

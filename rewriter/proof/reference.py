@@ -57,11 +57,7 @@ def _array(value: object) -> object:
 
 
 def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Reference:
-    """The float64 evaluation of `model`, which is not changed; `base_dir` has its external data, if any.
-
-    Raises:
-        NoReference: an operator or a tensor has no float64 form, or the model is too large.
-    """
+    """The float64 evaluation of `model`, which is not changed; `base_dir` has its external data. Raises NoReference."""
     if sum(bytes_of(tensor) for tensor in iter_tensors(model)) > LARGEST:
         raise NoReference(f"larger than {round(LARGEST / 1e9)} GB")
     if base_dir is None and any(map(is_external, iter_tensors(model))):

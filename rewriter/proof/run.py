@@ -92,7 +92,6 @@ class Ran:
     defined: tuple[str, ...] = ()
 
     def loaded(self, session: Session) -> None:
-        """Count a session that was opened."""
         self.defined += session.defined
         known = self.cpu_nodes is not None and session.cpu_nodes is not None
         self.cpu_nodes = (*(self.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
@@ -100,21 +99,13 @@ class Ran:
 
 @dataclass(frozen=True, eq=False)
 class ModelRuns:
-    """All runs of one model.
+    """All runs of one model."""
 
-    Attributes:
-        cases: the cases that the model accepts.
-        skipped: the names of the others, with reasons.
-        ways: the results of each way, with zeros at the gaps.
-        truth: its float64 evaluation, likewise; None if there is none.
-        segments: number of parts that were loaded in turn.
-    """
-
-    cases: tuple[Case, ...]
-    skipped: tuple[str, ...]
-    ways: Mapping[Way, Ran]
-    truth: Results | None = None
-    segments: int = 1
+    cases: tuple[Case, ...]  # those that the model accepts
+    skipped: tuple[str, ...]  # the names of the others, with reasons
+    ways: Mapping[Way, Ran]  # with zeros at the gaps
+    truth: Results | None = None  # its float64 evaluation, likewise; None if there is none
+    segments: int = 1  # number of parts that were loaded in turn
     gaps: Gaps = ()
 
     def renamed(self, names: Mapping[str, str]) -> ModelRuns:
@@ -216,12 +207,12 @@ def _run_part(
     if not flow:
         return refused
     if part is None:
-        session = open_model(tapped(side, wanted), way.provider, optimise=way.optimise)
+        session = open_model(_tapped(side, wanted), way.provider, optimise=way.optimise)
         read = {value.name for value in side.model.proto.graph.input}
         feeds = [{name: values[name] for name in values if name in read} for values in flow]
     else:
         model = side.extracted(part)
-        feeds = [fed(model, values) for values in flow]
+        feeds = [_fed(model, values) for values in flow]
         session = open_model(model, way.provider, optimise=way.optimise, prepack=False)
     ran.loaded(session)
     for index, values in enumerate(flow):
@@ -244,12 +235,8 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
     return None
 
 
-def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a part of a model, cast to the element types that it declares; open types are declared here.
-
-    Inference stops at custom operators, and a model may compute in another precision than the one whose values its
-    parts are fed.
-    """
+def _fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a part of a model, in the types that it declares; those that inference left open are declared."""
     given: dict[str, Any] = {}
     for declared in part.proto.graph.input:
         array, kind = values[declared.name], declared.type.tensor_type
@@ -273,7 +260,7 @@ def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bo
     return session if plain is model.proto else replace(session, defined=(*session.defined, NORMED))
 
 
-def tapped(side: Side, names: Sequence[str]) -> LoadedModel:
+def _tapped(side: Side, names: Sequence[str]) -> LoadedModel:
     """The model with inner tensors as further outputs."""
     inside = [name for name in dict.fromkeys(names) if name not in side.main.outputs and name not in side.main.inputs]
     if not inside:

@@ -4,7 +4,6 @@ The certificate (`rewriter.proof.prove`) proves that the rewritten model compute
 input of every size or of the sizes that were tried, up to a bound at each activation. The run looks for what no
 certificate can see: both models on a few inputs, on each provider, with and without optimisation, compared by the one
 rule of `rewriter.proof.rule`.
-
 """
 
 from __future__ import annotations
@@ -40,23 +39,18 @@ __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 CHEAP = 2**26
 """Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
 
-
 _COARSE = (
     "the bound of the activation of {} allows that, but is too coarse for values of this magnitude: lower "
     "--accuracy, or keep the products of gates in the graph with --gate product"
 )
-
 _ROUNDS_TO_BYTES = (
     "activations are rounded to 8 bits, where one unit in the last place can change individual rounding decisions, so "
     "generated tokens may differ, as on another processor"
 )
-
 _EMPTY = (
     "the run proves nothing about {}: rounding moves it as far as it is large; the verdict rests on the certificate"
 )
-
 _NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
-
 _ROUNDED = "{} rounds {} in float64 to float32, which these heads do not tolerate: use form local, or --gate product"
 
 
@@ -134,34 +128,22 @@ class Validation:
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges a rewritten model against its original.
-
-    Attributes:
-        claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
-        lowered: the form of the original whose tensors the claims name, if that is not the original itself. That it
-            computes what the original does is shown too.
-        held: by graph and tensor of the original, what the rewritten model states of activations; `claims` come first.
-        names: inputs and outputs of the original that the rewritten model calls otherwise.
-        longest: the longest sequence that the rewritten model takes; None for any.
-        isolate: whether several differences by value are distinguished.
-        tolerance: atol and rtol, if they take the place of the rule.
-        noise: further tensors of the original that get noise of one unit in the last place.
-        run: whether anything is run.
-    """
+    """Judges a rewritten model against its original."""
 
     original: LoadedModel
     rewritten: LoadedModel
-    claims: Sequence[Claim]
+    claims: Sequence[Claim]  # what the passes say of the blocks that they replaced; empty for models from elsewhere
     settings: Settings
     progress: Progress = lambda _what, _done, _total: None
+    # The form of the original whose tensors the claims name, if that is another; it is shown to compute the same.
     lowered: LoadedModel | None = None
-    tolerance: tuple[float, float] | None = None
-    noise: Sequence[Point] = ()
-    run: bool = True
-    held: Mapping[Place, Claimed] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-    longest: int | None = None
-    isolate: bool = False
+    tolerance: tuple[float, float] | None = None  # atol and rtol, if they take the place of the rule
+    noise: Sequence[Point] = ()  # further tensors of the original that get noise of one unit in the last place
+    run: bool = True  # whether anything is run
+    held: Mapping[Place, Claimed] = field(default_factory=dict)  # what the rewritten model states; claims come first
+    names: Mapping[str, str] = field(default_factory=dict)  # inputs and outputs that have other names there
+    longest: int | None = None  # the longest sequence that the rewritten model takes; None for any
+    isolate: bool = False  # whether several differences by value are distinguished
 
     def verdict(self) -> Validation:
         """The certificate and the run. Raises as `run_accepted`."""
@@ -201,11 +183,9 @@ class Judge:
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
     def _certificate(self) -> Certificate:
-        held = dict(self.held) | {each.place: each.held for each in self.claims}
-        dims = self.settings.dims
-        further: dict[str, Any] = {
-            "claims": held, "blocks": self.claims, "dims": dims, "longest": self.longest, "isolate": self.isolate,
-        }  # fmt: skip
+        held, dims = {**self.held, **{each.place: each.held for each in self.claims}}, self.settings.dims
+        further: dict[str, Any] = {"claims": held, "blocks": self.claims, "dims": dims}
+        further |= {"longest": self.longest, "isolate": self.isolate}
         found = prove(self.original, self.rewritten, names=self.names, accepted=self._accepted, **further)
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
@@ -220,9 +200,9 @@ class Judge:
     def _accepted(self) -> Sequence[Case]:
         """Inputs of the sizes that the original takes, of which it may hide how few they are."""
         with suppress(ValidationError, UsageError):
-            ways = [Way("cpu", optimise=False)] if self.run else []
-            by_blocks, side = self._by_blocks, Side.of(self.original)
-            return run_accepted(side, ways, self.settings, most=self.longest, by_blocks=by_blocks).cases if ways else ()
+            ways, side = [Way("cpu", optimise=False)], Side.of(self.original)
+            if self.run:
+                return run_accepted(side, ways, self.settings, most=self.longest, by_blocks=self._by_blocks).cases
         return ()
 
     def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
@@ -250,12 +230,11 @@ class Judge:
             ).renamed({theirs: ours for ours, theirs in self.names.items()})
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
-        points = noise_points(certificate, (*_mixtures(old), *_claimed(claims, old), *self.noise))
-        runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
-        failures = [
-            *refuted,
-            *(failure for each in runs.values() for failure in each.failures),
-        ]
+        points: dict[Place, Point] = {}
+        for point in (*_certified(certificate), *_mixtures(old), *_claimed(claims, old), *self.noise):
+            points.setdefault(point.place, point)
+        runs = {name: self._provider(name, (old, new), before, after, (*points.values(),)) for name in providers}
+        failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
         uncompared = [text for each in runs.values() for text in each.uncompared]
         coarse = [_ROUNDS_TO_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
         notes = [*certificate.notes, *_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
@@ -380,16 +359,9 @@ def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str,
             )
 
 
-def noise_points(certificate: Certificate | None, further: Sequence[Point] = ()) -> tuple[Point, ...]:
-    """Where the original gets noise: the activations that are certified, and further ones."""
-    certified = (
-        Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
-        for each in (() if certificate is None else certificate.regions)
-    )
-    unique: dict[Place, Point] = {}
-    for point in (*certified, *further):
-        unique.setdefault(point.place, point)
-    return tuple(unique.values())
+def _certified(certificate: Certificate) -> Iterator[Point]:
+    for each in certificate.regions:
+        yield Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
 
 
 def _claimed(claims: Sequence[Claim], side: Side) -> Iterator[Point]:

@@ -36,22 +36,19 @@ class Arithmetic(Generic[V]):
 
     @abstractmethod
     def div(self, a: V, b: V) -> V:
-        """a / b. Raises Undecided where b may be 0."""
+        """Raises Undecided where b may be 0."""
 
     @abstractmethod
     def function(self, name: str, a: V, line: Line | None) -> V:
         """A function of a, by name; `line` is a as a line where it is one."""
 
     def pi(self) -> V:
-        """The number pi."""
         raise Undecided
 
     def add(self, a: V, b: V) -> V:
-        """a + b."""
         return a + b  # type: ignore[operator, no-any-return]
 
     def mul(self, a: V, b: V) -> V:
-        """a b."""
         return a * b  # type: ignore[operator, no-any-return]
 
     def sign(self, a: V) -> int:  # noqa: ARG002
@@ -64,11 +61,7 @@ class Arithmetic(Generic[V]):
 
 
 def evaluate(parts: Sequence[Expression], arithmetic: Arithmetic[V]) -> dict[Expression, V]:
-    """The values of all parts of functions on a piece (`on_piece`), operands first.
-
-    Raises:
-        Undecided: one of them cannot be enclosed.
-    """
+    """The values of all parts of functions on a piece (`on_piece`), operands first. Raises Undecided."""
     values: dict[Expression, V] = {}
     for part in parts:
         values[part] = _value(part, [values[each] for each in part.operands], arithmetic)
@@ -104,7 +97,6 @@ class Taylor(Arithmetic[arb_series]):
         self.centre = centre
 
     def pi(self) -> arb_series:
-        """The number pi."""
         return arb_series([arb.pi()])
 
     def line(self, line: Line) -> arb_series:
@@ -114,7 +106,6 @@ class Taylor(Arithmetic[arb_series]):
         return arb_series([start, *([line[0]] if line[0] != 0 else [])])
 
     def div(self, a: arb_series, b: arb_series) -> arb_series:
-        """a / b. Raises Undecided where b may be 0."""
         if b[0].contains(0):
             raise Undecided
         return a / b
@@ -126,7 +117,6 @@ class Taylor(Arithmetic[arb_series]):
         return {"exp": a.exp, "erf": a.erf, "sqrt": a.sqrt}[name]()
 
     def sign(self, a: arb_series) -> int:
-        """1 where a >= 0 on the whole cell, -1 where a < 0, else 0."""
         return 1 if a[0] >= 0 else -1 if a[0] < 0 else 0
 
 
@@ -142,25 +132,20 @@ class Intervals(Arithmetic[Interval]):
         self._cell = low, high
 
     def pi(self) -> Interval:
-        """The number pi."""
         return arb.pi().lower(), arb.pi().upper()
 
     def line(self, line: Line) -> Interval:
-        """The values of a y + b."""
         low, high = sorted(line[0] * end + line[1] for end in self._cell)
         return arb(low).lower(), arb(high).upper()
 
     def add(self, a: Interval, b: Interval) -> Interval:
-        """a + b."""
         return (a[0] + b[0]).lower(), (a[1] + b[1]).upper()
 
     def mul(self, a: Interval, b: Interval) -> Interval:
-        """a b."""
         products = [x * y for x in a for y in b]
         return min(each.lower() for each in products), max(each.upper() for each in products)
 
     def div(self, a: Interval, b: Interval) -> Interval:
-        """a / b. Raises Undecided where b may be 0."""
         if not b[0] > 0 and not b[1] < 0:
             raise Undecided
         return self.mul(a, ((1 / b[1]).lower(), (1 / b[0]).upper()))
@@ -174,11 +159,9 @@ class Intervals(Arithmetic[Interval]):
         return low, high
 
     def sign(self, a: Interval) -> int:
-        """1 where a >= 0 on the whole cell, -1 where a < 0, else 0."""
         return 1 if a[0] >= 0 else -1 if a[1] < 0 else 0
 
     def hull(self, a: Interval, b: Interval) -> Interval:
-        """Everything that is in a or in b."""
         return min(a[0], b[0]), max(a[1], b[1])
 
 
@@ -210,16 +193,14 @@ class Algebra(Arithmetic[Quotient]):
         self._one = ring.constant(1)
 
     def line(self, line: Line) -> Quotient:
-        """The function a y + b."""
         return Quotient(self._constant(line[0]) * self._y + self._constant(line[1]), self._one)
 
     def add(self, a: Quotient, b: Quotient) -> Quotient:
-        """a + b."""
         (n, d), (m, e) = self._parts(a), self._parts(b)
         return Quotient(n * e + m * d, d * e)
 
     def mul(self, a: Quotient, b: Quotient) -> Quotient:
-        """a b; of a logarithm, by an integer."""
+        """Of a logarithm, by an integer."""
         if b.logarithm:
             a, b = b, a
         m, e = self._parts(b)
@@ -236,7 +217,7 @@ class Algebra(Arithmetic[Quotient]):
         return Quotient(n * m, d * e)
 
     def div(self, a: Quotient, b: Quotient) -> Quotient:
-        """a / b. Raises Undecided unless all terms of b have one sign on the cell, and one of them is nowhere 0."""
+        """Raises Undecided unless all terms of b have one sign on the cell, and one of them is nowhere 0."""
         (n, d), (m, e) = self._parts(a), self._parts(b)
         sides = {min(self._low, 0), max(self._high, 0)} - {0} or {0}
         values = [term * side**power for (power, _), term in m.terms() for side in sides]
@@ -262,7 +243,6 @@ class Algebra(Arithmetic[Quotient]):
         return Quotient(self._e**exponent, self._one) if exponent >= 0 else Quotient(self._one, self._e**-exponent)
 
     def equal(self, a: Quotient, b: Quotient) -> bool:
-        """Whether a and b are the same element."""
         if a.logarithm != b.logarithm:
             return False
         return bool(a.numerator * b.denominator - b.numerator * a.denominator == 0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,9 +30,6 @@ FLOOR = 1e-15
 MOST_CELLS = 20_000
 """Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400."""
 _NO_BOUND = "no bound below"
-_MOST_RELATIVE = 4_000
-_MOST_PARTS = 400_000
-"""Cells, and parts of expressions in them, that are evaluated for a relative bound."""
 _ORDER = 8
 """Order of the Taylor series."""
 _PRECISION = 128
@@ -51,7 +48,6 @@ class _Piece(NamedTuple):
 
     @property
     def cell(self) -> Cell:
-        """All of it, before any bound is known."""
         return -math.inf, self.low, self.high, self
 
 
@@ -91,40 +87,22 @@ class Bound:
         return self.reason.startswith(_NO_BOUND)
 
 
+@cache
 def bound(
     original: Expression, rewritten: Expression, *, limit: float, top: fmpq, domain: float | None = None
 ) -> Bound:
-    """Prove or refute that `rewritten` is within `limit` of `original`, both functions of `VARIABLE`.
+    """Prove or refute |F_B - F_A| / max(1, |F_A|) <= limit for F_A `original` and F_B `rewritten` of `VARIABLE`.
 
-    Args:
-        original: F_A.
-        rewritten: F_B.
-        limit: the largest |F_B - F_A| / max(1, |F_A|) that is claimed.
-        top: the largest finite number of the type that y has.
-        domain: the largest |y| that the claim is about; None for all up to `top`. It is never made smaller.
+    `top` is the largest finite number of the type that y has, `domain` the largest |y| that the claim is about; None
+    for all up to `top`. It is never made smaller. Within a process, one proof serves all layers and all files.
     """
     if original is rewritten:
         return Bound(True, limit, 0.0, 0.0, None, exact=True, domain=domain, cells=0)
-    return prove(original, rewritten, limit, top, domain)
-
-
-@cache
-def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> Bound:
-    """As `bound`; within a process, one proof serves all layers and all files."""
     end = top if domain is None else min(top, rational(domain))
     search = _Search(original, rewritten, end)
     upper = search.run(limit)
     lower, at = max(search.lower, 0.0), None if search.at is None else _float(search.at)
-    found = Bound(
-        holds=upper <= limit,
-        limit=limit,
-        bound=upper,
-        at_least=lower,
-        at=at,
-        exact=search.exact,
-        domain=domain,
-        cells=search.cells,
-    )
+    found = Bound(upper <= limit, limit, upper, lower, at, exact=search.exact, domain=domain, cells=search.cells)
     if found.holds:
         return found
     if lower > limit:
@@ -133,11 +111,6 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
         return replace(found, reason=f"is not defined at y = {_float(search.undefined):.9g}")
     where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
     return replace(found, reason=f"{_NO_BOUND} {upper:.3g} was found{where} in {search.cells} cells")
-
-
-def proportional(original: Expression, rewritten: Expression, top: fmpq) -> bool:
-    """Whether |F_B - F_A| / |y| is proved to be bounded for |y| <= top."""
-    return _Search(original, rewritten, top).proportional()
 
 
 @contextmanager
@@ -152,34 +125,23 @@ def precision(bits: int) -> Iterator[None]:
 
 
 class _Search:
-    """Branch and bound on [-end, end].
-
-    Attributes:
-        lower: proved lower bound of the supremum; negative while there is none.
-        at: where it is attained.
-        exact: whether all that was proved so far was proved by algebra.
-        cells: the cells looked at.
-        widest: the cell with the largest upper bound, once the search ended without success.
-        undefined: a number at which one of the functions is not defined, if one was met.
-        roots: where conditions are 0, which have to be looked at by themselves.
-    """
+    """Branch and bound on [-end, end]."""
 
     def __init__(self, original: Expression, rewritten: Expression, end: fmpq) -> None:
         self._a, self._b, self._end = original, rewritten, end
-        self.lower = -1.0
-        self.at: fmpq | None = None
-        self.exact = True
-        self.cells = 0
-        self.widest: tuple[fmpq, fmpq] | None = None
-        self.undefined: fmpq | None = None
-        self._pieces: list[_Piece] = []
-        self.roots: set[fmpq] = set()
+        self.lower = -1.0  # proved lower bound of the supremum; negative while there is none
+        self.at: fmpq | None = None  # where it is attained
+        self.exact = True  # whether all that was proved so far was proved by algebra
+        self.cells = 0  # looked at
+        self.widest: tuple[fmpq, fmpq] | None = None  # the worst cell, once the search ended without success
+        self.undefined: fmpq | None = None  # a number at which one of the functions is not defined
+        self.roots: set[fmpq] = set()  # where conditions are 0, which have to be looked at by themselves
 
     def run(self, limit: float) -> float:
         """An upper bound of the supremum, within `SLACK` of it; a lower bound as soon as that exceeds the limit."""
-        self._pieces = self._unequal()
-        self.exact = not self._pieces
-        for piece in self._pieces:
+        pieces = self._unequal()
+        self.exact = not pieces
+        for piece in pieces:
             for y in _probes(piece.low, piece.high):
                 if y not in self.roots:
                     self._measured(piece, y)
@@ -187,7 +149,7 @@ class _Search:
                     return self.lower
                 if self.undefined is not None:
                     return math.inf
-        upper = self._refined(sorted(piece.cell for piece in self._pieces), limit)
+        upper = self._refined(sorted(piece.cell for piece in pieces), limit)
         return max([upper, *(self._at_point(root) for root in sorted(self.roots))])
 
     def piece(self, low: fmpq, high: fmpq) -> _Piece:
@@ -212,23 +174,19 @@ class _Search:
 
     def _refined(self, heap: list[Cell], limit: float) -> float:
         while heap:
-            upper, low, high, _ = heap[0]
+            upper, low, high, piece = heap[0]
+            middle = _middle(low, high)
             if -upper <= limit and -upper <= max(SLACK * self.lower, FLOOR):
                 return max(-upper, 0.0)
             if self.lower > limit:
                 return self.lower
-            if self.cells > MOST_CELLS or _middle(low, high) in (low, high):
+            if self.cells > MOST_CELLS or middle in (low, high):
                 self.widest = low, high
                 return -upper
-            self._split(heap, self._upper)
+            heapq.heappop(heap)
+            for first, last in ((low, middle), (middle, high)):
+                heapq.heappush(heap, (-self._upper(piece, first, last), first, last, piece))
         return 0.0
-
-    def _split(self, heap: list[Cell], upper: Callable[[_Piece, fmpq, fmpq], float]) -> None:
-        """Replace the cell with the largest upper bound by its halves."""
-        _, low, high, piece = heapq.heappop(heap)
-        middle = _middle(low, high)
-        for first, last in ((low, middle), (middle, high)):
-            heapq.heappush(heap, (-upper(piece, first, last), first, last, piece))
 
     def _upper(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """An upper bound on one cell; infinite where no arithmetic encloses it."""
@@ -242,7 +200,7 @@ class _Search:
 
     def by_series(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """An upper bound on one cell, whose centre may raise the lower one. Raises Undecided."""
-        a, gap, _ = _series(piece, low, high)
+        a, gap = _series(piece, low, high)
         self._found(gap.centre[0], a.centre[0], (low + high) / 2)
         upper = _quotient(gap.most(), abs(a.cell[0]).lower())
         if upper > self.lower and abs(a.cell[0]) > 1:
@@ -254,7 +212,9 @@ class _Search:
         a, gap = _interval(piece, low, high)
         if low == high:
             self._found(arb.union(*gap), arb.union(*a), low)
-        return _quotient(_most(gap), arb(0) if a[0] <= 0 <= a[1] else min(abs(a[0]), abs(a[1])))
+        return _quotient(
+            max(abs(each).upper() for each in gap), arb(0) if a[0] <= 0 <= a[1] else min(abs(a[0]), abs(a[1]))
+        )
 
     def _at_point(self, y: fmpq) -> float:
         """The same at a single number, where every condition is decided exactly."""
@@ -289,41 +249,6 @@ class _Search:
             return False
         return algebra.equal(values[piece.a], values[piece.b])
 
-    def proportional(self) -> bool:
-        """As the function `proportional`."""
-        self._pieces, zero = self._unequal(), fmpq(0)
-        touching = [piece._replace(low=zero, high=zero) for piece in self._pieces if piece.low <= 0 <= piece.high]
-        if zero in self.roots:
-            touching.append(self.piece(zero, zero))
-        if not all(map(self.meet, touching)):
-            return False
-        points = [self.piece(root, root) for root in sorted(self.roots) if root != 0]
-        heap = [(-self.relative_on(point, point.low, point.low), point.low, point.low, point) for point in points]
-        heap = sorted([*heap, *(piece.cell for piece in self._pieces)])
-        parts = max((len(piece.parts) for piece in self._pieces), default=1)
-        for _ in range(min(_MOST_RELATIVE, _MOST_PARTS // parts) if heap else 0):
-            upper, low, high, _ = heap[0]
-            if math.isfinite(upper) or _middle(low, high) in (low, high):
-                break
-            self._split(heap, self.relative_on)
-        return not heap or math.isfinite(heap[0][0])
-
-    def meet(self, at: _Piece) -> bool:
-        """Whether both are proved to have the same value at a number."""
-        return self.equal(at) or self._measured(at, at.low) == 0
-
-    def relative_on(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
-        """An upper bound of |F_B - F_A| / |y| on a cell; both are equal at 0."""
-        with suppress(Undecided), precision(_PRECISION + _bits(piece, low, high)):
-            _, gap, y = _series(piece, low, high)
-            if low <= 0 <= high:  # by the mean value theorem: as much as the derivative at most
-                return _rounded_up(gap.steepest())
-            return _rounded_up((gap / y).most())
-        with suppress(Undecided), precision(_PRECISION + _bits(piece, low, high)):
-            nearest = max(low, -high)
-            return _rounded_up(_most(_interval(piece, low, high)[1]) / arb(nearest)) if nearest > 0 else math.inf
-        return math.inf
-
 
 def _interval(piece: _Piece, low: fmpq, high: fmpq) -> tuple[Interval, Interval]:
     """F_A and F_B - F_A on a cell, in the working precision of the caller. Raises Undecided."""
@@ -332,37 +257,23 @@ def _interval(piece: _Piece, low: fmpq, high: fmpq) -> tuple[Interval, Interval]
     return a, (b[0] - a[1], b[1] - a[0])
 
 
-def _most(values: Interval) -> arb:
-    """The largest magnitude."""
-    return max(abs(each).upper() for each in values)
-
-
-def _series(piece: _Piece, low: fmpq, high: fmpq) -> tuple[_Series, _Series, _Series]:
-    """F_A, F_B - F_A and y on a cell, in the working precision of the caller. Raises Undecided."""
+def _series(piece: _Piece, low: fmpq, high: fmpq) -> tuple[_Series, _Series]:
+    """F_A and F_B - F_A on a cell, in the working precision of the caller. Raises Undecided."""
     middle, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
-    found = list[tuple[arb_series, ...]]()
-    for ball in (middle, arb(middle.mid(), radius + middle.rad())):
-        arithmetic = Taylor(ball)
-        values = evaluate(piece.parts, arithmetic)
-        a, b = values[piece.a], values[piece.b]
-        found.append((a, b - a, arithmetic.line((fmpq(1), fmpq(0)))))
-    whole, gap, y = (_Series(centre, cell, radius) for centre, cell in zip(*found, strict=True))
-    return whole, gap, y
+    balls = middle, arb(middle.mid(), radius + middle.rad())
+    (a, b), (c, d) = (
+        (values[piece.a], values[piece.b]) for values in (evaluate(piece.parts, Taylor(x)) for x in balls)
+    )
+    return _Series(a, c, radius), _Series(b - a, d - c, radius)
 
 
 @dataclass(frozen=True)
 class _Series:
-    """A function f on a cell.
+    """A function f on a cell."""
 
-    Attributes:
-        centre: the series around the centre.
-        cell: around the whole cell, which the last coefficient bounds the remainder of the first by.
-        radius: half the width of the cell.
-    """
-
-    centre: arb_series
-    cell: arb_series
-    radius: arb
+    centre: arb_series  # around the centre
+    cell: arb_series  # around the whole cell: its last coefficient bounds the remainder of the first
+    radius: arb  # half the width of the cell
 
     def __truediv__(self, other: _Series) -> _Series:
         """The quotient of two functions. Raises Undecided where the second may be 0."""
@@ -370,17 +281,10 @@ class _Series:
             raise Undecided
         return _Series(self.centre / other.centre, self.cell / other.cell, self.radius)
 
-    def _terms(self) -> list[arb]:
-        """The magnitudes of all coefficients, and of that of the remainder."""
-        return [*(abs(self.centre[k]) for k in range(_ORDER)), abs(self.cell[_ORDER])]
-
     def most(self) -> arb:
-        """An upper bound of |f|."""
-        return sum((term * self.radius**k for k, term in enumerate(self._terms())), arb(0)).upper()
-
-    def steepest(self) -> arb:
-        """An upper bound of |f'|."""
-        return sum((k * term * self.radius ** (k - 1) for k, term in enumerate(self._terms()) if k), arb(0)).upper()
+        """An upper bound of |f|: by the magnitudes of all coefficients, and of that of the remainder."""
+        terms = [*(abs(self.centre[k]) for k in range(_ORDER)), abs(self.cell[_ORDER])]
+        return sum((term * self.radius**k for k, term in enumerate(terms)), arb(0)).upper()
 
 
 def _bits(piece: _Piece, low: fmpq, high: fmpq) -> int:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, reduce
+from functools import cache, partial, reduce
 
 import numpy as np
 import onnx
@@ -46,25 +46,16 @@ class Kink(Exception):  # noqa: N818 - not an error: a smaller piece has none
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expression:
-    """One node of the graph of expressions; made by the functions below, never directly.
+    """One node of the graph of expressions; made by the functions below, never directly."""
 
-    Attributes:
-        operator: "constant", "variable", "pi", "leaf", "line", "+", "*", "/", "where", or one of `FUNCTIONS`.
-        operands: its operands.
-        value: the number of a constant; the number of a leaf; a and b of a line a y + b.
-        total: whether it is known to be defined for all numbers.
-        positive: whether it is known to be above 0 wherever it is defined.
-    """
-
-    operator: str
+    operator: str  # "constant", "variable", "pi", "leaf", "line", "+", "*", "/", "where", or one of `FUNCTIONS`
     operands: tuple[Expression, ...] = ()
-    value: fmpq | int | Line | None = None
-    total: bool = True
-    positive: bool = False
+    value: fmpq | int | Line | None = None  # of a constant; the number of a leaf; a and b of a line a y + b
+    total: bool = True  # whether it is known to be defined for all numbers
+    positive: bool = False  # whether it is known to be above 0 wherever it is defined
 
     @property
     def constant(self) -> bool:
-        """Whether it is a rational number."""
         return self.operator == "constant"
 
 
@@ -247,20 +238,15 @@ def ordered(*roots: Expression) -> list[Expression]:
     return found
 
 
-BUILDERS: Mapping[str, Callable[..., Expression]] = {
-    "+": add, "*": mul, "/": div, "where": where,
-}  # fmt: skip
+BUILDERS: Mapping[str, Callable[..., Expression]] = {"+": add, "*": mul, "/": div, "where": where}
 
 
 def on_piece(*roots: Expression, low: fmpq, high: fmpq) -> tuple[list[Expression], set[fmpq]]:
     """Functions as they are on [low, high]: what is linear there is a line, and conditions on lines are decided.
 
-    Returns:
-        The functions, and the ends of the piece where a condition is 0. There `where` takes its first branch, which may
-        not be the one that was taken: these points have to be looked at by themselves.
-
-    Raises:
-        Kink: a condition on a line changes its sign inside.
+    Returned with them are the ends of the piece where a condition is 0. There `where` takes its first branch, which may
+    not be the one that was taken: these points have to be looked at by themselves. Raises Kink where a condition on a
+    line changes its sign inside.
     """
     made: dict[Expression, Expression] = {}
     zeros = set[fmpq]()
@@ -378,20 +364,15 @@ def _unary(build: Callable[[Expression], Expression]) -> Rule:
     return lambda x, _: build(x[0])
 
 
-def _function(name: str) -> Rule:
-    return lambda x, _: apply(name, x[0])
-
-
 def _swish(x: Sequence[Expression], attributes: Attributes) -> Expression:
     return mul(x[0], sigmoid(mul(_float(attributes, "alpha"), x[0])))
 
 
 MICROSOFT = "com.microsoft"
-
 OPERATORS: Mapping[tuple[str, str], Rule] = {
     **{("", name): _fold(build) for name, build in (("Add", add), ("Sub", sub), ("Mul", mul), ("Div", div))},
     **{("", name): _fold(build) for name, build in (("Sum", add), ("Max", maximum), ("Min", minimum))},
-    **{("", name.capitalize()): _function(name) for name in FUNCTIONS},
+    **{("", name.capitalize()): _unary(partial(apply, name)) for name in FUNCTIONS},
     ("", "Sigmoid"): _unary(sigmoid),
     ("", "Tanh"): _unary(tanh),
     ("", "Neg"): _unary(neg),
@@ -429,11 +410,7 @@ def defaults(key: tuple[str, str], version: int = onnx.defs.onnx_opset_version()
 
 
 def scalar_operator(key: tuple[str, str], given: Attributes, operands: Sequence[Expression]) -> Expression:
-    """What an operator computes of its operands.
-
-    Raises:
-        NotAFunction: it is not known to be elementwise, or divides by the constant 0.
-    """
+    """What an operator computes. Raises NotAFunction where it is not elementwise, or divides by the constant 0."""
     rule = OPERATORS.get(key)
     known = {name: onnx.helper.get_attribute_value(each) for name, each in defaults(key).items()}
     made = None if rule is None or not operands else rule(operands, {**known, **given})

@@ -134,11 +134,9 @@ class _SizeSearch:
 
     def __init__(self, maker: Maker, refusals: Refusals) -> None:
         self._maker, self._refusals = maker, refusals
-        self._groups: list[tuple[Kind, ...]] = [
-            (kind,) for kind in Kind if kind in maker.free - {Kind.PAST, Kind.TOTAL, *_SIDES}
-        ]
         sides = tuple(kind for kind in _SIDES if kind in maker.free)
-        self._groups += [sides] if sides else []
+        single = maker.free - {Kind.PAST, Kind.TOTAL, *sides}
+        self._groups = [*((kind,) for kind in Kind if kind in single), *filter(None, [sides])]
         _, usual = maker.sizes(_SETTING)
         self._start: Point = tuple(usual[kinds[0]] for kinds in self._groups)
         self._tried: dict[Point, str] = {}

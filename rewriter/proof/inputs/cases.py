@@ -76,15 +76,7 @@ def make_cases(
 
 
 class Maker:
-    """Makes inputs for one model.
-
-    Attributes:
-        longest: the largest number of tokens; None if unlimited.
-        varied: the kinds of dimensions that the model leaves open, so that a setting decides.
-        free: the varied kinds whose size the caller has not fixed.
-        branches: whether an input indicates a past.
-        texts: texts as token ids, which alternate with random numbers, if the model has these tokens.
-    """
+    """Makes inputs for one model."""
 
     def __init__(
         self,
@@ -106,6 +98,7 @@ class Maker:
         """
         inputs = Inputs(model)
         self.specs = tuple(inputs.specs.values())
+        # The largest number of tokens; None if unlimited.
         self.longest = min((each for each in (inputs.longest, most) if each is not None), default=None)
         self._seed, self._fixed, self._kinds = seed, dict(dims or {}), dict(kinds or {})
         self._symbols = [
@@ -115,17 +108,17 @@ class Maker:
             if isinstance(dim, str)
         ]
         self._check_dims()
-        self.branches = any(spec.role is Role.BRANCH for spec in self.specs)
         roles = {spec.role for spec in self.specs}
+        self.branches = Role.BRANCH in roles  # whether an input indicates a past
         self.cached = not roles.isdisjoint({Role.PAST, Role.PAST_LENGTH, Role.BRANCH})
         pairs = [pair for spec in self.specs for pair in zip(spec.shape, spec.kinds, strict=True)]
-        self.varied = {kind for dim, kind in pairs if not isinstance(dim, int)}
+        self.varied = {kind for dim, kind in pairs if not isinstance(dim, int)}  # what a setting decides
         if (Role.PAST in roles and Kind.TOTAL in self.varied) or Role.PAST_LENGTH in roles:
             self.varied |= {Kind.PAST, Kind.SEQUENCE}
-        self.free = self.varied - self._pinned().keys()
+        self.free = self.varied - self._pinned().keys()  # those that the caller has not fixed
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
         self._worded = {spec.name for spec in self.specs if _takes_text(spec, texts)}
-        self.texts = texts if self._worded else ()
+        self.texts = texts if self._worded else ()  # alternate with random numbers, if the model has these tokens
         self._states = states if self.texts else None
 
     def at(self, kinds: Mapping[Kind, int]) -> Maker:
@@ -223,11 +216,10 @@ class Maker:
         parts = [f"{kind.value} {kinds[kind]}" for kind in _NAMED if kind in self.varied]
         if self.branches:
             parts.append("cache branch on" if setting[-1] else "cache branch off")
-        if any(True for name in self._worded for _ in self._texts(shapes[name], number)):
+        if any([*self._texts(shapes[name], number)] for name in self._worded):
             parts.append("text")
-        name = ", ".join(parts or ["fixed shapes"])
         feeds = {spec.name: self._values(spec, shapes[spec.name], kinds, setting, number) for spec in self.specs}
-        return Case(name, feeds)
+        return Case(", ".join(parts or ["fixed shapes"]), feeds)
 
     def _texts(self, shape: tuple[int, ...], number: int) -> Iterator[tuple[tuple[int, ...], Sequence[int]]]:
         """The rows of one case that are text: texts and random numbers alternate."""

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 
 import numpy as np
 import onnx
@@ -23,25 +23,12 @@ from rewriter.graph.types import FLOATS, Dim, elem_name
 from rewriter.graph.view import GraphView, all_views, integer_of, key_of
 from rewriter.text import quoted
 
-
-class Role(Enum):
-    """The meaning of an input, which determines its valid values."""
-
-    BRANCH = auto()
-    FLAG = auto()
-    MASK = auto()
-    PAST = auto()
-    STATE = auto()
-    POSITIONS = auto()
-    TOKEN_TYPES = auto()
-    PAST_LENGTH = auto()
-    TOTAL_LENGTH = auto()
-    LAST_INDEX = auto()
-    LENGTHS = auto()
-    GRID = auto()
-    IDS = auto()
-    INTEGERS = auto()
-    FLOATS = auto()
+Role = Enum(
+    "Role",
+    "BRANCH FLAG MASK PAST STATE POSITIONS TOKEN_TYPES PAST_LENGTH TOTAL_LENGTH LAST_INDEX LENGTHS GRID IDS INTEGERS "
+    "FLOATS",
+)
+"""The meaning of an input, which determines its valid values."""
 
 
 class Kind(Enum):
@@ -65,22 +52,16 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class InputSpec:
-    """One graph input that has no default.
-
-    Attributes:
-        rows: exclusive bound on its numbers: the rows of the smallest table that it indexes; None if unbounded.
-        sizes: an axis to the size that its readers require.
-        least: an axis to their minimum size.
-    """
+    """One graph input that has no default."""
 
     name: str
     dtype: np.dtype[np.generic]
     shape: tuple[Dim, ...]
     role: Role
     kinds: tuple[Kind, ...]
-    rows: int | None = None
-    sizes: dict[int, int] = field(default_factory=dict)
-    least: dict[int, int] = field(default_factory=dict)
+    rows: int | None = None  # exclusive bound on its numbers: the rows of the smallest table that it indexes
+    sizes: dict[int, int] = field(default_factory=dict)  # an axis to the size that its readers require
+    least: dict[int, int] = field(default_factory=dict)  # an axis to their minimum size
 
 
 _INTEGERS, _BOOL, _FLOATS = "iu", "b", "f"
@@ -177,8 +158,7 @@ def kind_of(dim: str) -> Kind | None:
 
 def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
     """The kinds of an input's axes: by the name of the dimension, or else by role and place."""
-    rank = len(shape)
-    kinds = _places(role, rank)
+    rank, kinds = len(shape), _places(role, len(shape))
     if role is Role.FLOATS and rank == 3 and re.search(r"feature|mel|spectro|audio", name):
         kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # in spectrograms the frames come last
     if "encoder" in name:
@@ -237,12 +217,7 @@ _COMPUTED = ""
 
 
 class Inputs:
-    """The inputs of a model, from one walk over it, control-flow bodies and local functions included.
-
-    Attributes:
-        specs: the inputs without a default, by name.
-        longest: number of positions of the smallest position table; None if there is none.
-    """
+    """The inputs of a model, from one walk over it, control-flow bodies and local functions included."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Raises UsageError for inputs that cannot be generated: not tensors, without a shape, strings and the like."""
@@ -252,7 +227,7 @@ class Inputs:
             for spec in self.specs.values():  # patches of images, of one row each or of one image per row
                 if spec.role is Role.FLOATS and len(spec.shape) in (2, 3):
                     spec.kinds = (*spec.kinds[:-2], Kind.PATCHES, Kind.ONE)
-        self.longest: int | None = None
+        self.longest: int | None = None  # number of positions of the smallest position table
         # The inputs, or computed positions, whose numbers a tensor carries; and the input that it equals, perhaps cast.
         self._flows: dict[str, set[str]] = defaultdict(set, {name: {name} for name in self.specs})
         self._plain = {name: name for name in self.specs}

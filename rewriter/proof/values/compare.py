@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -70,41 +71,22 @@ _ISOLATED = 2**22
 
 @dataclass(frozen=True)
 class Reading:
-    """How constants are read.
+    """How constants are read."""
 
-    Attributes:
-        snaps: scalars as the numbers that they are rounded from.
-        in_reals: arithmetic on constants as that of the reals, not of their type.
-        folds: constants that a tool folded as the exact product.
-    """
-
-    snaps: bool = False
-    in_reals: bool = False
-    folds: bool = False
+    snaps: bool = False  # scalars as the numbers that they are rounded from
+    in_reals: bool = False  # arithmetic on constants as that of the reals, not of their type
+    folds: bool = False  # constants that a tool folded as the exact product
 
 
-@dataclass(frozen=True)
-class Point:
-    """One size, with inputs of A."""
-
-    name: str
-    feeds: Mapping[str, Array]
-
-
-def points(
-    maker: Maker, settings: Sequence[Setting] = SETTINGS, longest: int | None = None, first: int = 0
-) -> list[Point]:
-    """Inputs of several sizes, of at most so many tokens, past ones included; fewer where the model fixes them.
-
-    `first` is the number of the first, which varies flags.
-    """
-    found: dict[object, Point] = {}
-    for number, (batch, most, past) in enumerate(settings, first):
+def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None, first: int = 0) -> list[Case]:
+    """Inputs of several sizes, of at most `longest` tokens, past ones included; fewer where the model fixes them."""
+    found: dict[object, Case] = {}
+    for number, (batch, most, past) in enumerate(settings, first):  # the number varies flags
         tokens = min(most, longest or most)
         cached = batch, tokens, min(past, (longest or tokens + past) - tokens) if maker.cached else 0
         case = maker.case(cached, number)
         key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
-        found.setdefault(key, Point(case.name, case.feeds))
+        found.setdefault(key, case)
     return list(found.values())
 
 
@@ -130,21 +112,10 @@ def compare(
     isolate: bool = False,
     cases: Sequence[Case] = (),
 ) -> Certificate:
-    """Whether `b` computes the outputs of `a`, at the sizes tried.
+    """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
-    Args:
-        a: the model that is the specification.
-        b: the model to be judged; it may have further outputs, and lack inputs.
-        claims: by graph and tensor of `a`, what the heads in its place are held to.
-        limit: the limit of all others.
-        names: inputs and outputs of `a` that `b` calls otherwise.
-        dims: sizes of symbolic dimensions, where they are not free.
-        longest: the longest sequence that `b` takes; None for any.
-        isolate: distinguish several differences of small models, in many evaluations.
-        cases: inputs of `a` in place of generated ones.
-
-    Raises:
-        UsageError: `dims` names a dimension that the model lacks, or no inputs can be generated.
+    `cases` are inputs of `a` in place of generated ones; the other arguments are those of `rewriter.proof.prove.prove`.
+    Raises UsageError where `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
@@ -158,13 +129,7 @@ def compare(
 
 
 class _Pair:
-    """Two models, and what is known of them so far.
-
-    Attributes:
-        points: the sizes at which A can be evaluated.
-        cover: which entries of constant tables were read.
-        unable: whether an evaluation could not be carried out.
-    """
+    """Two models, and what is known of them so far."""
 
     def __init__(
         self,
@@ -182,37 +147,39 @@ class _Pair:
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
         self._most_rounds, self._settings = (_ROUNDS, _FEW_SETTINGS) if large else (_MOST_ROUNDS, SETTINGS)
-        self._given = [Point(each.name, each.feeds) for each in cases]
-        self.points = self._given or points(self._maker, self._settings, longest)
+        self._given = list(cases)
+        self.points = self._given or points(self._maker, self._settings, longest)  # those that A can be evaluated at
         (self._small,) = self._given[:1] or points(self._maker, [_SMALL], longest)
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
-        self.cover: dict[bytes, Array] = {}
+        self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
         self._claims, self._limit = claims, limit
         self._types = {view.path: view for view in all_views(self.a.proto)}[()]
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
-        self._folds: Mapping[str, Fold] | None = None
-        self._reason, self._refuted, self._coins, self.unable = "", "", 0, False
+        self._reason, self._refuted, self._coins = "", "", 0
+        self.unable = False  # whether an evaluation could not be carried out
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()
         self._products = products(self.a)
-        self._differ: list[tuple[Reading, Point]] = []
+        self._differ: list[tuple[Reading, Case]] = []
         theirs = {value.name for value in b.proto.graph.output}
         missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
         if missing is not None:
             raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
-        given = {self.names.get(name, name) for name in self.points[0].feeds}
-        default = next((n for n in sorted(self.a.overridable) if self.names.get(n, n) not in _inputs(b)), None)
+        inputs = [value.name for value in b.proto.graph.input]
+        default = next((n for n in sorted(self.a.overridable) if self.names.get(n, n) not in inputs), None)
         if default is not None:
             raise Unsupported(f"the second model has no input '{default}', which has a default in the first")
-        new = next((each for each in _asked(b) if each not in given), None)
+        given = {self.names.get(name, name) for name in self.points[0].feeds}
+        given |= {tensor.name for tensor in b.proto.graph.initializer}
+        new = next((each for each in inputs if each not in given), None)
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
     def compared(self, *, isolate: bool) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         for reading in _READINGS:
-            if reading.folds and not self.folds():
+            if reading.folds and not self.folds:
                 continue
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
@@ -244,7 +211,7 @@ class _Pair:
         """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
         return rounds < (self._most_rounds if self._coins < _COINS else _ROUNDS)
 
-    def _drawn(self, number: int) -> list[Point]:
+    def _drawn(self, number: int) -> list[Case]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
         if self._given:
             return self.points
@@ -261,7 +228,7 @@ class _Pair:
         found = [self._departing(*each, isolate=isolate) for each in failed]
         return max(found, key=lambda each: each.matched, default=None)
 
-    def _departing(self, reading: Reading, case: Point, *, isolate: bool) -> Departure:
+    def _departing(self, reading: Reading, case: Case, *, isolate: bool) -> Departure:
         modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
 
         def evaluate(program: Program, keep: Sequence[str] | None, replaced: Mapping[str, Value]) -> Fingerprints:
@@ -283,13 +250,13 @@ class _Pair:
             sizes=tuple(each.name for each in self.points) if tried_only or partly else (),
             bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**_ROUNDS)),
             rounded=tuple(sorted({text for each in rounds for text in each})),
-            folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
+            folded=tuple(f"{each.spelling}" for each in self.folds.values()) if reading.folds else (),
             tried_only=tried_only,
             partly=partly,
             regions=regions,
         )
 
-    def _round(self, reading: Reading, cases: Sequence[Point]) -> tuple[str, ...] | None:
+    def _round(self, reading: Reading, cases: Sequence[Case]) -> tuple[str, ...] | None:
         """The constants that were snapped, where both models have the same values at all points; None otherwise."""
         modulus = Modulus(draw_prime())
         keys = [secrets.token_bytes(16) for _ in cases]
@@ -317,7 +284,10 @@ class _Pair:
             if differing and reading not in self._heads and self._read_heads(reading):
                 return self._round(reading, cases)
             if differing:
-                self._note(reading, case, f"output '{differing[0]}' has other values")
+                self._differ.append((reading, case))
+                failures = self._heads[reading].failures if reading in self._heads else {}
+                unread = [f"; the heads of '{name}' were not read: {text}" for name, text in failures.items()][:1]
+                self._reason = "".join([f"output '{differing[0]}' has other values", *unread])
                 return None
         self._partly = self._read_in_part(ours, theirs)
         further = self._longer(theirs) if self._partly and len(cases) > 1 else None
@@ -328,7 +298,8 @@ class _Pair:
         self._coins += sum(_COINS if each.field.coins is None else each.field.coins for each in theirs)
         unfit = self._unfit(reading, ours, theirs)
         self._reason = unfit or self._reason
-        return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
+        snapped = (each.field.snapped.items() for each in (*ours, *theirs))
+        return None if unfit else tuple(f"{value:.9g} = {text}" for each in snapped for value, text in each)
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
@@ -347,13 +318,6 @@ class _Pair:
                 if not same or np.linalg.norm(gap) > _GROSS * np.linalg.norm(np.where(finite, x.entries, 0.0)):
                     return f"output '{name}' has other numbers in float64"
         return ""
-
-    def _note(self, reading: Reading, case: Point, reason: str) -> None:
-        """Note where the models part."""
-        self._differ.append((reading, case))
-        failures = self._heads[reading].failures if reading in self._heads else {}
-        why = "".join(f"; the heads of '{name}' were not read: {text}" for name, text in [*failures.items()][:1])
-        self._reason = f"{reason}{why}"
 
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
@@ -398,8 +362,7 @@ class _Pair:
 
     def _allowed(self, region: Region) -> Allowed:
         claim = self._claims.get(((), region.output))
-        kinds = [self._elem_type(name) for name in (region.output, region.leaves[0])]
-        return allowance(claim, *kinds, limit=self._limit)
+        return allowance(claim, self._elem_type(region.output), self._elem_type(region.leaves[0]), self._limit)
 
     def _certified(self, region: Region) -> CertifiedRegion:
         assert region.bound is not None  # noqa: S101 - of `bounded`
@@ -420,12 +383,7 @@ class _Pair:
         )
 
     def _evaluated(
-        self,
-        program: Program,
-        fields: Sequence[Field],
-        cases: Sequence[Point],
-        reading: Reading,
-        **further: Any,
+        self, program: Program, fields: Sequence[Field], cases: Sequence[Case], reading: Reading, **further: Any
     ) -> tuple[list[Replacing], list[str]]:
         """One evaluation for each point, run in step, the first with fingerprints; and why some failed."""
         ours = program is self.a
@@ -439,42 +397,35 @@ class _Pair:
             feeds = case.feeds if ours else self._renamed(case)
             options["printing"] = place == 0
             if reading.folds and not ours:
-                options["replaced"] = self._residues(f)
+                options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
             inside, regions = (heads.cones, heads.regions) if ours else (heads.inside, {})
             made.append(Replacing(program, f, feeds, regions=regions, inside=inside, **{**options, **further}))
         return made, in_step(made)
 
-    def _renamed(self, case: Point) -> dict[str, Array]:
+    def _renamed(self, case: Case) -> dict[str, Array]:
         return {self.names.get(name, name): value for name, value in case.feeds.items()}
 
     def _tried_only(self) -> str:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
-        for value in self.a.proto.graph.input:
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-                sizes = {case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds}
-                if not dim.HasField("dim_value") and len(sizes) < 2 and value.name in self.points[0].feeds:
-                    return f"axis {axis} of '{value.name}' had one size"
         named: dict[tuple[int, ...], set[str]] = {}
-        for value in self.a.proto.graph.input:
+        for value in (each for each in self.a.proto.graph.input if each.name in self.points[0].feeds):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-                if dim.dim_param and value.name in self.points[0].feeds:
-                    sizes_of = tuple(case.feeds[value.name].shape[axis] for case in self.points)
-                    named.setdefault(sizes_of, set()).add(dim.dim_param)
+                sizes = tuple(case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds)
+                if not dim.HasField("dim_value") and len(set(sizes)) < 2:
+                    return f"axis {axis} of '{value.name}' had one size"
+                if dim.dim_param:
+                    named.setdefault(sizes, set()).add(dim.dim_param)
         alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
         if alike is not None:
             return f"{alike[0]} and {alike[1]} always had the same size"
         return departs(*self._last, self.names)
 
+    @cached_property
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
-        if self._folds is None:
-            run = Fingerprints(self.a, Field(draw_prime(), secrets.token_bytes(16)), self.points[0].feeds, keep=None)
-            in_step([run])
-            self._folds = folded(self.a, self.b, {n: x for n, x in run.kept.items() if isinstance(x, np.ndarray)})
-        return self._folds
-
-    def _residues(self, f: Field) -> dict[str, Value]:
-        return {name: Value(each.residues(f)) for name, each in self.folds().items()}
+        run = Fingerprints(self.a, Field(draw_prime(), secrets.token_bytes(16)), self.points[0].feeds, keep=None)
+        in_step([run])
+        return folded(self.a, self.b, {n: x for n, x in run.kept.items() if isinstance(x, np.ndarray)})
 
     def _differing(self, a: Fingerprints, b: Fingerprints) -> list[str]:
         """The outputs of A whose values B does not have."""
@@ -493,15 +444,11 @@ class _Pair:
             read = {key: table for key, table in read.items() if key not in ours}
         return dict(read.values())
 
-    def _longer(self, b: Sequence[Fingerprints]) -> Point | None:
+    def _longer(self, b: Sequence[Fingerprints]) -> Case | None:
         """A size that may read the tables whole; None where that takes too much, or was tried."""
         length = max(size for shape in self._partly.values() for size in shape)
-        growth = (length / _LONGEST) ** 2
-        if (
-            length <= _LONGEST
-            or length > (self._most or length)
-            or max(each.largest for each in b) * growth > _MOST_ENTRIES
-        ):
+        entries = max(each.largest for each in b) * (length / _LONGEST) ** 2
+        if length <= _LONGEST or length > (self._most or length) or entries > _MOST_ENTRIES:
             return None
         (point,) = points(self._maker, [(1, length, 0)])
         shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]
@@ -524,17 +471,3 @@ class _Pair:
         if any(ours.field.conditions != theirs.field.conditions for ours, theirs in zip(a, b, strict=True)):
             return "one model decides by the sign of what the other does not"
         return ""
-
-
-def _inputs(model: LoadedModel) -> list[str]:
-    return [value.name for value in model.proto.graph.input]
-
-
-def _asked(model: LoadedModel) -> list[str]:
-    """The inputs without a default."""
-    given = {tensor.name for tensor in model.proto.graph.initializer}
-    return [name for name in _inputs(model) if name not in given]
-
-
-def _texts(f: Field) -> list[str]:
-    return [f"{value:.9g} = {text}" for value, text in f.snapped.items()]

@@ -52,7 +52,6 @@ class Region:
     counterpart_operators: str
 
     def text(self) -> str:
-        """In one line."""
         what = "computes the same as" if self.same else "differs from"
         ours = f"{counted(self.counterpart, 'node')} of A ({self.counterpart_operators})"
         return (
@@ -106,7 +105,6 @@ class Departure:
         return f"{self.node} computes from {names} something that A does not compute{ours}"
 
     def lines(self) -> list[str]:
-        """For a terminal."""
         found = [f"first difference: {self.first}"] if self.first else []
         renamed = [f"{quoted(b)} is {quoted(a)} in A" for b, a in self.operands if a != b]
         if renamed:
@@ -129,11 +127,7 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerpri
     """As `departure`, where all that lies behind a difference is not one region.
 
     Where B departs, A is evaluated again with B's value in place of one of its own tensors: the one that lets the most
-    tensors behind it agree. What then departs is another difference.
-
-    Args:
-        evaluate: evaluates A, with values that take the place of tensors.
-        b: the evaluation of B, with the values of all its tensors.
+    tensors behind it agree. What then departs is another difference. `b` has the values of all its tensors.
     """
     replaced: dict[str, Any] = {}
     a = evaluate(replaced)
@@ -162,14 +156,10 @@ def _proposals(a: _Graph, b: _Graph) -> list[tuple[str, str]]:
     if node is None:
         return []
     theirs = b.lost(node)[0]
-    size = b.prints.prints[theirs].loose[0]
-    lost = (
-        name for region in a.regions if not a.converges(region) for place in region for name in a.lost(a.nodes[place])
-    )
-    ours = [
-        name for name in lost if a.prints.prints[name].loose[0] == size and isinstance(b.prints.kept[theirs], Value)
-    ]
-    return [(theirs, name) for name in sorted(set(ours), key=lambda name: (name != theirs, a.makers[name]))[:_PROPOSED]]
+    size = b.prints.prints[theirs].loose[0] if isinstance(b.prints.kept[theirs], Value) else None
+    apart = (a.nodes[place] for region in a.regions if not a.converges(region) for place in region)
+    ours = {name for node in apart for name in a.lost(node) if a.prints.prints[name].loose[0] == size}
+    return [(theirs, name) for name in sorted(ours, key=lambda name: (name != theirs, a.makers[name]))[:_PROPOSED]]
 
 
 def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()) -> Departure:
@@ -178,17 +168,13 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
     `planted` are tensors of A whose values were taken from B, so that a region that ends there is not the same.
     """
     pairs = partners(a, b)
-    back = partners(b, a)
-    graph_a, graph_b = _Graph(a, back), _Graph(b, pairs)
+    graph_a, graph_b = _Graph(a, partners(b, a)), _Graph(b, pairs)
     graph_b.planted = graph_a.planted = graph_a.keys(planted)
-    found = _first(graph_a, graph_b, pairs)
-    ahead = graph_a.departing()
-    regions = _regions(graph_a, graph_b)
-    names = [value.name for value in b.program.graph.output]
+    ahead, regions = graph_a.departing(), _regions(graph_a, graph_b)
     own = {value.name for value in a.program.graph.output}
     crossed = [
         f"output {quoted(name)} has the values of {quoted(pairs[name][0])} of A"
-        for name in names
+        for name in (value.name for value in b.program.graph.output)
         if name in own and name in pairs and pairs[name][0] != name
     ]
     return Departure(
@@ -198,7 +184,7 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
         outputs=tuple(crossed[:_SHOWN]),
         regions=tuple(regions[:_REGIONS]),
         regions_in_all=len(regions),
-        **found,
+        **_first(graph_a, graph_b, pairs),
     )
 
 
@@ -255,10 +241,7 @@ class _Graph:
         return [name for name in node.output if name in self.known and name not in self.pairs]
 
     def departing(self) -> onnx.NodeProto | None:
-        """The first node with an output without a partner; as nodes are sorted, its operands all have partners.
-
-        Regions that only compute the same in another way do not count.
-        """
+        """The first node with an output without a partner, but all operands; not of a region that converges."""
         places = sorted(place for region in self.regions if not self.converges(region) for place in region)
         return next((self.nodes[place] for place in places if self.lost(self.nodes[place])), None)
 
@@ -341,17 +324,15 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
 
 def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> list[str]:
     """The constants that a node reads and A does not have, in any shape and transposed."""
-    stated = constants_of(b.program)
-    known = Contents(constants_of(a.program).values())
+    stated, known = constants_of(b.program), Contents(constants_of(a.program).values())
     computed = {each.loose for each in a.prints.values()}
-    found = []
-    for name in dict.fromkeys(node.input):
+
+    def lacking(name: str) -> bool:
         if name in stated:
-            lacking = not known.has(stated[name])
-        else:
-            lacking = name in b.prints and name not in b.data and b.prints[name].loose not in computed
-        found += [name] if lacking else []
-    return found
+            return not known.has(stated[name])
+        return name in b.prints and name not in b.data and b.prints[name].loose not in computed
+
+    return [*filter(lacking, dict.fromkeys(node.input))]
 
 
 def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:

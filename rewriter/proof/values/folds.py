@@ -48,32 +48,15 @@ Residues = Callable[[Field], Array]
 
 @dataclass(frozen=True)
 class Fold:
-    """A constant of B that is a rounding.
+    """A constant of B that is a rounding."""
 
-    Attributes:
-        name: in B.
-        ulps: the largest distance, in the units that the module's docstring explains.
-        spelling: what it is in A: "'conv.weight' times the scale of BatchNormalization 'bn'".
-        residues: the exact value in a field, in the constant's shape.
-        tensor: the tensor that A computes of constants, where the value is that; as A reads its constants, it may be
-            another than `residues`, which are those of the runtime's kernels.
-    """
-
-    name: str
-    ulps: float
-    spelling: str
-    residues: Residues
-    tensor: str | None = None
+    ulps: float  # the largest distance, in the units that the module's docstring explains
+    spelling: str  # what it is in A: "'conv.weight' times the scale of BatchNormalization 'bn'"
+    residues: Residues  # the exact value in a field, in the constant's shape
 
 
 def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, Fold]:
-    """The constants of B that A lacks and that are roundings.
-
-    Args:
-        a: the model that is the specification.
-        b: the other model.
-        computed: what A computes of constants, by name.
-    """
+    """The constants of B that A lacks and that are roundings; `computed` is what A computes of constants, by name."""
     ours = _float32(constants_of(a))
     known = Contents(ours.values())
     lost = {name: y for name, y in _float32(constants_of(b)).items() if _rounds(y) and not known.has(y)}
@@ -82,7 +65,7 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
     made = {name: x for name, x in _float32(computed).items() if name not in ours}
     search = _Search(a, ours, made)
     found = ((name, search.find(y)) for name, y in lost.items())
-    return {name: Fold(name, *each) for name, each in found if each is not None}
+    return {name: fold for name, fold in found if fold is not None}
 
 
 def products(program: Program) -> list[Product]:
@@ -134,7 +117,6 @@ class Contents:
         self._digests: dict[object, set[bytes]] = {}
 
     def has(self, y: Array) -> bool:
-        """Whether an array is one of them."""
         key = self._key(y)
         like = self._by_sample.get(key, [])
         if len(like) < 2:
@@ -184,11 +166,7 @@ class _Bias:
 
 
 class _Affine:
-    """A node with one operand that is not a constant vector, and that is affine in it.
-
-    Attributes:
-        size: of its vectors.
-    """
+    """A node with one operand that is not a constant vector, and that is affine in it."""
 
     def __init__(self, program: Program, node: onnx.NodeProto, data: str, constants: Mapping[str, Array]) -> None:
         """Raises Unsupported where it is not affine."""
@@ -316,13 +294,12 @@ class _Search:
             found.setdefault(affine.size, []).extend(affine.bias(x, name) for name, x in given.items())
         return found
 
-    def find(self, y: Array) -> tuple[float, str, Residues, str | None] | None:
-        """The arguments of a `Fold` behind its name."""
+    def find(self, y: Array) -> Fold | None:
         for name, x in self._computed.get(y.shape, ()):
             if _distance(x[_sample(x.shape)], y[_sample(y.shape)], _unit(np.abs(y).max())) is not None:
                 far = _distance(x, y, self._units(name, x))
                 if far is not None:
-                    return far, f"{quoted(name)}, computed", _lifted(x), name
+                    return Fold(far, f"{quoted(name)}, computed", _lifted(x))
         squeezed = y.squeeze()
         found = self._product(squeezed)
         if found is None and squeezed.ndim == 1:
@@ -334,7 +311,7 @@ class _Search:
         if found is None:
             return None
         far, spelling, residues = found
-        return far, spelling, lambda field: residues(field).reshape(y.shape), None
+        return Fold(far, spelling, lambda field: residues(field).reshape(y.shape))
 
     def _units(self, name: str, x: Array) -> Array:
         """Entry by entry, how much a computed tensor changes if constants change in their last places."""
@@ -365,11 +342,8 @@ class _Search:
     def _product(self, y: Array) -> tuple[float, str, Residues] | None:
         """A weight times a factor."""
         peak = np.unravel_index(int(np.abs(y).argmax()), y.shape)
-        tried = 0
-        like = self._weights.get(y.shape, ())
-        ordered = [*self._ordered(y.shape, peak)]
-        sample = _sample(y.shape)
-        for name, x in like:
+        tried, sample, ordered = 0, _sample(y.shape), [*self._ordered(y.shape, peak)]
+        for name, x in self._weights.get(y.shape, ()):
             if not x[peak]:
                 continue
             quotient = float(y[peak]) / float(x[peak])

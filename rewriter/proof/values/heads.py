@@ -73,7 +73,6 @@ _EXACT = 1e-15
 _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
 _FARTHEST = -(2.0**59)
-_FAR = constant(fmpq(2) ** 60)
 _WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
 _ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
@@ -81,52 +80,33 @@ _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear")
 _ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
 _WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 1), "QLinearMatMul": 3}
 """Linear layers, with the place of their weights among their operands; of `_ROWS` they are a matrix."""
-MATRIX = 2
 
 
 @dataclass(frozen=True)
 class Region:
-    """An activation of A that became heads.
+    """An activation of A that became heads."""
 
-    Attributes:
-        output: its tensor in A.
-        leaves: the tensors of A that it is a function of: the pre-activation, or both operands of a gate.
-        original: F_A, of `leaf(0)` and `leaf(1)`.
-        rewritten: F_B.
-        bound: what was proved about their distance; None until it was asked for.
-    """
-
-    output: str
-    leaves: tuple[str, ...]
-    original: Expression
-    rewritten: Expression
-    bound: Bound | None = None
+    output: str  # its tensor in A
+    leaves: tuple[str, ...]  # tensors of A that it is a function of: the pre-activation, or both operands of a gate
+    original: Expression  # F_A, of `leaf(0)` and `leaf(1)`
+    rewritten: Expression  # F_B
+    bound: Bound | None = None  # what was proved about their distance; None until it was asked for
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a region is held to.
+    """What a region is held to."""
 
-    Attributes:
-        limit: the largest |F_B - F_A| / max(1, |F_A|).
-        top: the largest finite number of the leaf's type.
-        domains: the largest |y| for which that must hold; None for all. They are tried in turn.
-    """
-
-    limit: float = UNCLAIMED
-    top: fmpq = TOPS[onnx.TensorProto.FLOAT]
-    domains: tuple[float | None, ...] = (None, *_DOMAINS)
+    limit: float = UNCLAIMED  # the largest |F_B - F_A| / max(1, |F_A|)
+    top: fmpq = TOPS[onnx.TensorProto.FLOAT]  # the largest finite number of the leaf's type
+    domains: tuple[float | None, ...] = (None, *_DOMAINS)  # the largest |y| for that, None for all; tried in turn
 
 
-def allowance(claim: Claimed | None, activation: int, pre_activation: int, limit: float = UNCLAIMED) -> Allowed:
-    """What a region is held to.
+def allowance(claim: Claimed | None, activation: int, pre_activation: int, limit: float) -> Allowed:
+    """What a region of these element types is held to; `limit` is that of one without a claim.
 
-    Args:
-        claim: what is claimed about it. A limit above both what the user asked for and the spacing of the type's
-            numbers is lowered, so that no file sets its own limit.
-        activation: element type of the activation (TensorProto.DataType).
-        pre_activation: element type of its leaf.
-        limit: that of a region without a claim.
+    A claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no file
+    sets its own limit.
     """
     top = TOPS[pre_activation]
     if claim is None:
@@ -137,26 +117,16 @@ def allowance(claim: Claimed | None, activation: int, pre_activation: int, limit
 
 @dataclass(frozen=True)
 class Regions:
-    """What was proposed for a pair.
+    """What was proposed for a pair."""
 
-    Attributes:
-        regions: by output.
-        masks: by output of a softmax of B, how far below their row's first score masked ones are; none where that is
-            no number.
-        failures: by activation of A that B has not, why it was not read.
-        forgotten: softmaxes whose masks a float forgets: the scores may be larger than the number that masks.
-        far: softmaxes that are masked only by numbers that A masks with too, or that are below every score.
-        inside: tensors of B that entries were followed through.
-        cones: tensors of A between the leaves of regions and their outputs.
-    """
-
-    regions: Mapping[str, Region] = field(default_factory=dict)
+    regions: Mapping[str, Region] = field(default_factory=dict)  # by output
+    # By softmax of B, how far below their row's first score masked ones are; none where that is no number.
     masks: Mapping[str, frozenset[Fraction]] = field(default_factory=dict)
-    failures: Mapping[str, str] = field(default_factory=dict)
-    forgotten: tuple[str, ...] = ()
-    far: frozenset[str] = frozenset()
-    inside: frozenset[str] = frozenset()
-    cones: frozenset[str] = frozenset()
+    failures: Mapping[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
+    forgotten: tuple[str, ...] = ()  # softmaxes whose scores may be larger than the number that masks
+    far: frozenset[str] = frozenset()  # those masked only by numbers that A masks with, or that are below every score
+    inside: frozenset[str] = frozenset()  # tensors of B that entries were followed through
+    cones: frozenset[str] = frozenset()  # tensors of A between the leaves of regions and their outputs
 
     def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
@@ -174,11 +144,7 @@ class Regions:
 
 
 class Replacing(Fingerprints):
-    """An evaluation with regions replaced: A' of A, or B where there are none.
-
-    Attributes:
-        gaps: by output of a softmax, how far below their row's first score the scores are that a number masks.
-    """
+    """An evaluation with regions replaced: A' of A, or B where there are none."""
 
     def __init__(
         self,
@@ -193,7 +159,7 @@ class Replacing(Fingerprints):
         """`inside`: tensors whose conditions are not noted, since heads have them in other rows too."""
         super().__init__(program, field, feeds, **options)
         self._inside = inside
-        self.gaps: dict[str, set[int]] = {}
+        self.gaps: dict[str, set[int]] = {}  # by softmax, how far masked scores are below their row's first
         self._regions = regions or {}
         self._leaves = {name for each in self._regions.values() for name in each.leaves}
         self._makers = makers_of(program)
@@ -216,7 +182,6 @@ class Replacing(Fingerprints):
             self._note_masks(node, name, environment[node.input[0]])
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        """Evaluate one node."""
         before = set(self.field.conditions) if self._inside.intersection(node.output) else None
         super().node(node, environment)
         if before is not None:
@@ -245,20 +210,15 @@ def _rows_of_softmax(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> 
     """Scores and masks with the axis of a softmax last."""
     old = run.opsets.get("", 13) < 13
     axis = run.program.attributes(node).get("axis", 1 if old else -1) % scores.ndim
-    both = scores.entries, np.asarray(scores.masks)
-    if old:
-        first, second = (each.reshape(*each.shape[:axis], -1) for each in both)
-    else:
-        first, second = (np.moveaxis(each, axis, -1) for each in both)
-    return first, second
+
+    def rows(x: Array) -> Array:
+        return x.reshape(*x.shape[:axis], -1) if old else np.moveaxis(x, axis, -1)
+
+    return rows(scores.entries), rows(np.asarray(scores.masks))
 
 
 def masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Array]:
-    """How far scores that a number masks are below the first of their row that it does not.
-
-    Returns:
-        The gaps; where these scores are, by row and key; and the keys that they are below.
-    """
+    """How far scores that a number masks are below the first of their row; where they are; and the keys of those."""
     first = masks.argmin(-1)[..., None]
     dropped = (masks > np.take_along_axis(masks, first, -1)) & (masks < INFINITE)
     gaps = f.sub(scores, np.take_along_axis(scores, first, -1))
@@ -274,24 +234,13 @@ def proposals(
     b: Program,
     make_field: Callable[[], Field],
     feeds: Sequence[Mapping[str, Array]],
-    *,
-    theirs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Regions:
-    """Read the activations of A that became heads in B, at one small size.
+    """Read the activations of A that became heads in B, at one small size; `options` are those of `Evaluator`.
 
-    Args:
-        a: the original.
-        b: what it became.
-        make_field: gives two equal fields, one for each model.
-        feeds: inputs of both.
-        theirs: options of `Evaluator` for B alone, such as `names`.
-        **options: those for both.
-
-    Raises:
-        Unsupported: a model cannot be evaluated.
+    `make_field` gives equal fields, one for each model; `feeds` are the inputs of both. Raises Unsupported.
     """
-    other = Kept(b, make_field(), feeds[1], **options, **(theirs or {}))
+    other = Kept(b, make_field(), feeds[1], **options)
     other.run()
     reader = _Reader(a, make_field(), feeds[0], other, **options)
     before = sys.getrecursionlimit()
@@ -305,8 +254,7 @@ def proposals(
 
 def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
     """What was read, and what masks the softmaxes of B."""
-    masks: dict[str, frozenset[Fraction]] = {}
-    forgotten = []
+    regions, masks, forgotten = reader.regions, dict[str, frozenset[Fraction]](), list[str]()
     for name in _masked_softmaxes(theirs):
         numbers = _all_gaps(theirs, name, reader.gaps.get(name, {}))
         if numbers or name in reader.gaps:
@@ -314,16 +262,14 @@ def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
             if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
                 forgotten.append(name)
     known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
-    far = [
+    far = frozenset(
         name
         for name in _masked_softmaxes(theirs)
         if all(number <= _FARTHEST or number in known for number in _mask_numbers(theirs, name))
-    ]
-    inside = frozenset(reader.inside)
-    cones = frozenset(
-        each for region in reader.regions.values() for each in _between(reader, region.output, region.leaves)
     )
-    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), frozenset(far), inside, cones)
+    inside = frozenset(reader.inside)
+    cones = frozenset(name for each in regions.values() for name in _between(reader, each.output, each.leaves))
+    return Regions(regions, masks, reader.failures, tuple(forgotten), far, inside, cones)
 
 
 def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
@@ -398,25 +344,18 @@ def _number(expression: Expression) -> Fraction | None:
 
 def _largest(score: Expression) -> float:
     """The largest magnitude of a score for numbers up to 2^60, as far as it is a piecewise linear function."""
-    ends = [_at(score, each).value for each in (_FAR, constant(-(fmpq(2) ** 60)))]
+    ends = [_at(score, constant(sign * fmpq(2) ** 60)).value for sign in (1, -1)]
     return max((abs(float(Fraction(int(end.p), int(end.q)))) for end in ends if isinstance(end, fmpq)), default=0.0)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer: a tensor that is multiplied by constant weights.
+    """A linear layer: a tensor that is multiplied by constant weights."""
 
-    Attributes:
-        data: the tensor, before it was quantised.
-        weight: the constant.
-        axis: of the tensor, that the weights are along.
-        matrix: the weights by row, where they are laid out so.
-    """
-
-    data: str
+    data: str  # the tensor, before it was quantised
     weight: Array
-    axis: int = -1
-    matrix: Array | None = None
+    axis: int = -1  # of the tensor, that the weights are along
+    matrix: Array | None = None  # the weights by row, where they are laid out so
 
 
 def _layer(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> _Layer | None:
@@ -430,31 +369,23 @@ def _layer(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> _Layer
     maker = run.makers.get(data)
     if maker is not None and maker.op_type in _QUANTISERS:
         data = maker.input[0]
-    if node.op_type not in _ROWS or weight.ndim < MATRIX:
+    if node.op_type not in _ROWS or weight.ndim < 2:
         return _Layer(data, weight, 1 if node.op_type == "Conv" else -1)
     return _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
 
 
 class _Reader(Kept):
-    """Evaluates A at a small size; where an activation meets its linear layer, both functions are read.
-
-    Attributes:
-        regions: what was read, by activation.
-        failures: by activation, why not.
-        gaps: by softmax of B, what masks it.
-        scores: by softmax of B, scores that are not masked.
-        inside: tensors of B that entries were followed through.
-    """
+    """Evaluates A at a small size; where an activation meets its linear layer, both functions are read."""
 
     def __init__(
         self, program: Program, field: Field, feeds: Mapping[str, Array], theirs: Kept, **options: Any
     ) -> None:
         super().__init__(program, field, feeds, **options)
-        self.regions: dict[str, Region] = {}
+        self.regions: dict[str, Region] = {}  # by activation
         self.failures: dict[str, str] = {}
-        self.gaps: dict[str, dict[int, Expression]] = {}
-        self.scores: dict[str, list[Expression]] = {}
-        self.inside: set[str] = set()
+        self.gaps: dict[str, dict[int, Expression]] = {}  # by softmax of B, what masks it
+        self.scores: dict[str, list[Expression]] = {}  # by softmax of B, scores that are not masked
+        self.inside: set[str] = set()  # tensors of B that entries were followed through
         self._theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
         self._evaluated: dict[int, tuple[MutableMapping[str, Any], list[onnx.NodeProto]]] = {}
@@ -640,15 +571,8 @@ def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[in
 
 
 def bounded(regions: Iterable[Region], allowed: Callable[[Region], Allowed]) -> list[Region]:
-    """Regions with what is proved about them, once for all with the same functions."""
-    known: dict[tuple[Expression, Expression, Allowed], Bound] = {}
-    found = []
-    for region in regions:
-        key = region.original, region.rewritten, allowed(region)
-        if key not in known:
-            known[key] = _distance(region, allowed(region))
-        found.append(replace(region, bound=known[key]))
-    return found
+    """Regions with what is proved about them."""
+    return [replace(region, bound=_distance(region, allowed(region))) for region in regions]
 
 
 def linear_leaf(region: Region) -> int | None:

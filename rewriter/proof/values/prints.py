@@ -21,25 +21,14 @@ _LARGE = 4_000_000
 
 @dataclass(frozen=True)
 class Print:
-    """The fingerprint of a tensor.
+    """The fingerprint of a tensor."""
 
-    Attributes:
-        exact: of its shape and its entries in their order.
-        loose: of its entries in any order and shape.
-    """
-
-    exact: tuple[Any, ...]
-    loose: tuple[Any, ...]
+    exact: tuple[Any, ...]  # of its shape and its entries in their order
+    loose: tuple[Any, ...]  # of its entries in any order and shape
 
 
 class Fingerprints(Evaluator):
-    """An evaluation that takes a fingerprint of every tensor of floats.
-
-    Attributes:
-        prints: by tensor, in the order of the evaluation; of inner graphs too.
-        shapes: by tensor.
-        kept: entries of the tensors that were asked for.
-    """
+    """An evaluation that takes a fingerprint of every tensor of floats."""
 
     def __init__(
         self,
@@ -52,26 +41,18 @@ class Fingerprints(Evaluator):
         cover: dict[bytes, Array] | None = None,
         **options: Any,
     ) -> None:
-        """As `Evaluator`.
+        """As `Evaluator`. `keep` are tensors whose values are kept, None for all.
 
-        Args:
-            program: the model.
-            field: what it is evaluated in.
-            feeds: its inputs.
-            keep: tensors whose values are kept; None for all.
-            printing: whether fingerprints are taken.
-            cover: gets, by content of a constant table, which of its entries were read in all evaluations so far.
-            **options: those of `Evaluator`.
+        `cover` gets, by content of a constant table, which of its entries were read in all evaluations so far.
         """
         super().__init__(program, field, feeds, **options)
         self.field, self.keep, self.cover = field, keep, {} if cover is None else cover
         self._printing = printing
-        self.prints: dict[str, Print] = {}
+        self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.kept: dict[str, Any] = {}
 
     def record(self, name: str, value: Any) -> None:
-        """Note a tensor, with its fingerprint if it holds floats."""
         super().record(name, value)
         if isinstance(value, (Value, np.ndarray)):
             self.shapes[name] = value.shape

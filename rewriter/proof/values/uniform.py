@@ -45,8 +45,8 @@ class _Side:
         # Those that could not be inlined; one may call another.
         functions = sorted(each.SerializeToString(deterministic=True) for each in program.proto.functions)
         self.functions = dict.fromkeys(((each.domain, each.name) for each in program.proto.functions), functions)
-        self.nodes = [node for node, _ in self.program.nodes(self.program.graph)]
-        self.makers = {name: node for node in self.nodes for name in node.output if name}
+        nodes = self.program.nodes(self.program.graph)
+        self.makers = {name: node for node, _ in nodes for name in node.output if name}
         self.weights = self.program.weights(self.program.graph)
         self.inputs = {value.name: names.get(value.name, value.name) for value in self.program.graph.input}
 
@@ -70,21 +70,14 @@ class _Side:
         return count, tuple(prod(shape[:count]) for shape in shapes)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """At the first point."""
         constant = self.constant(name)
         return self.shapes[0].get(name, (0,) * 9) if constant is None else constant.shape
-
-    def width(self, name: str, front: int) -> int:
-        return prod(self.shapes[0][name][front:])
 
 
 def departs(a: Sequence[Fingerprints], b: Sequence[Fingerprints], names: Mapping[str, str]) -> str:
     """Why equal values at these points are not known to be equal at every size; empty if they are.
 
-    Args:
-        a: evaluations of A at several points, with fingerprints at the first.
-        b: those of B.
-        names: of inputs and outputs of A that B calls otherwise.
+    Both were evaluated with fingerprints at the first point; `names` are those of A that B calls otherwise.
     """
     sides = _Side(a[0].program, {}, a), _Side(b[0].program, {new: old for old, new in names.items()}, b)
     return _Anchors(*sides).why(names)
@@ -106,20 +99,16 @@ class _Anchors:
         self._held: set[str] = set()  # ids that a tensor of B has
         self._by_print: dict[object, list[str]] = {}
         self._failed: str = ""
-        for name in (*a.weights, *a.inputs, *(each for node in a.nodes for each in node.output)):
-            if name and name not in self._ids:
+        for name in (*a.weights, *a.inputs, *a.makers):
+            if name not in self._ids:
                 self._ids[name] = self._number(a, name, self._ids)
                 self._known.setdefault(self._ids[name], name)
         for name, each in a.prints.items():
             self._by_print.setdefault(each.exact, []).append(name)
 
     def why(self, names: Mapping[str, str]) -> str:
-        for name in (*self.b.weights, *self.b.inputs):
+        for name in (*self.b.weights, *self.b.inputs, *self.b.makers):
             self._anchor(name)
-        for node in self.b.nodes:
-            for name in node.output:
-                if name:
-                    self._anchor(name)
         for value in self.a.program.graph.output:
             theirs = names.get(value.name, value.name)
             if self._anchored.get(theirs) != self._ids[value.name]:
@@ -211,16 +200,11 @@ class _Anchors:
         while pending:
             each = pending.pop()
             if not first and (each in side.fixed or side.constant(each) is not None or numbers.get(each) in anchored):
-                rows = side.rows(each)
                 if each in side.data:
                     ends.add(numbers[each])
-                if (
-                    each not in side.fixed
-                    and side.constant(each) is None
-                    and each in side.data
-                    and (rows is None or rows[1] != count)
-                ):
-                    return f"'{each}' has other rows"
+                    rows, constant = side.rows(each), each in side.fixed or side.constant(each) is not None
+                    if not constant and (rows is None or rows[1] != count):
+                        return f"'{each}' has other rows"
                 continue
             first = False
             node = side.makers.get(each)
@@ -264,19 +248,18 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
         return "has or reads other rows"
     fronts = [each[0] for each in rows if each is not None]
     if kind in _RESHAPING:
-        aligned = side.width(data[0], fronts[1]) == side.width(name, fronts[0])
+        shapes = side.shapes[0]
+        aligned = prod(shapes[data[0]][fronts[1] :]) == prod(shapes[name][fronts[0] :])
         return "" if aligned and all(_of_shape(side, each) for each in node.input[1:]) else "lays rows out otherwise"
-    if any(
-        [shapes[each][: fronts[0]] for each in data] != [shapes[name][: fronts[0]]] * len(data)
-        for shapes in side.shapes
-    ):
+    front = fronts[0]
+    if any(shapes[each][:front] != shapes[name][:front] for shapes in side.shapes for each in data):
         return "has operands of other shapes"
     others = [each for each in node.input if each and each not in side.data]
     spread = [each for each in others if each not in side.fixed and side.constant(each) is None]
     if not all(_alike(side, each, count) for each in spread):
         return "reads what depends on sizes or on integers"
     others = [each for each in others if each not in spread]
-    step = _Step(side, node, fronts[0], len(side.shapes[0][name]), data, others)
+    step = _Step(side, node, front, len(side.shapes[0][name]), data, others)
     rule = _RULES.get(kind)
     if rule is not None:
         return "" if rule(step) else "works along rows, or on several"
@@ -328,9 +311,7 @@ _RULES: Mapping[str, Callable[[_Step], bool]] = {
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu"), _product),
     "MatMulNBits": lambda step: step.data == [step.node.input[0]],
     **dict.fromkeys(_AXES, _along_axis),
-    **dict.fromkeys(
-        ("Slice", *(f"Reduce{each}" for each in ("Sum", "Mean", "Max", "Min", "L2", "SumSquare"))), _along_axes
-    ),
+    **dict.fromkeys(("Slice", *_REDUCED), _along_axes),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
 }
 """Whether an operator acts on rows; those of a single entry are told by where the table has them."""

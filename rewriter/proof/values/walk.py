@@ -58,11 +58,8 @@ Index = tuple[int, ...]
 COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 LOGIC = ("And", "Or", "Not")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
-_MOVED = (MOVES | {"Cast", "CastLike", "Dropout", "GatherElements", "Pad", "Tile", "Trilu"}) - {
-    "Shape",
-    "Size",
-    "Where",
-}
+_COUNTED = {"Shape", "Size", "Where"}
+_MOVED = (MOVES | {"Cast", "CastLike", "Dropout", "GatherElements", "Pad", "Tile", "Trilu"}) - _COUNTED
 _COINS = ("Where", "Clip")
 _MOST_STEPS = 20_000
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
@@ -83,12 +80,7 @@ def makers_of(program: Program) -> dict[str, onnx.NodeProto]:
 
 
 class Kept(Fingerprints):
-    """An evaluation whose tensors are all kept, at a small size; of a loop, those of the first round.
-
-    Attributes:
-        makers: by tensor, the node that computes it.
-        values: by tensor, its value.
-    """
+    """An evaluation whose tensors are all kept, at a small size; of a loop, those of the first round."""
 
     def __init__(self, program: Program, field: Field, feeds: Mapping[str, Array], **options: Any) -> None:
         super().__init__(program, field, feeds, **options)
@@ -96,7 +88,6 @@ class Kept(Fingerprints):
         self.values: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        """Keep a tensor and what it is made of."""
         super().computed(node, name, environment)
         if self.makers.get(name) is node and name not in self.values:
             weights = self.program.weights(self.program.graph)
@@ -104,7 +95,6 @@ class Kept(Fingerprints):
             self.values[name] = environment[name]
 
     def operands(self, node: onnx.NodeProto) -> list[Any]:
-        """The values that a node reads."""
         return [self.values[name] if name else None for name in node.input]
 
     def depends(self, name: str) -> bool:
@@ -116,18 +106,13 @@ class Kept(Fingerprints):
 
 
 class Walk:
-    """Walks in one evaluation.
-
-    Attributes:
-        gaps: by output of a softmax that was met: of keys that a number masks, how far they are below the first that
-            none does; by residue.
-        scores: by output of such a softmax, the score of that first key.
-    """
+    """Walks in one evaluation."""
 
     def __init__(
         self, run: Kept, leaves: Mapping[int, Expression], stops: Mapping[str, Expression] | None = None
     ) -> None:
         """`leaves`: what entries with these residues are; `stops`: what the entries of these tensors are."""
+        # By softmax that was met: how far masked keys are below the first that is not, by residue; the score of that.
         self.gaps: dict[str, dict[int, Expression]] = {}
         self.scores: dict[str, Expression] = {}
         self._run, self._leaves, self._stops = run, leaves, stops or {}
@@ -147,7 +132,6 @@ class Walk:
         return self.known[key]
 
     def difference(self, name: str, index: Index, other: Index) -> Expression:
-        """One entry less another."""
         return sub(self.at(name, index), self.at(name, other))
 
     def _followed(self, name: str, index: Index) -> Expression:
@@ -247,8 +231,7 @@ class Walk:
     def _moved(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
         """The entry that was moved here: the operator applied to the numbers of entries, from 1, says which."""
         given = self._run.operands(node)
-        filled = [place > 0 and node.op_type == "Pad" for place in range(len(given))]
-        moved = [is_float(each) and not fill for each, fill in zip(given, filled, strict=True)]
+        moved = [is_float(each) and not (place and node.op_type == "Pad") for place, each in enumerate(given)]
         ends = np.cumsum([each.size if move else 0 for each, move in zip(given, moved, strict=True)])
         if node.output[0] not in self._sources:
             numbered = [
@@ -259,7 +242,7 @@ class Walk:
                 else each
                 for each, move, end in zip(given, moved, ends.tolist(), strict=True)
             ]
-            operator = row(key_of(node)[0], node.op_type)
+            operator = row(*key_of(node))
             if operator is None:
                 raise Lost(f"{node.op_type} has no row")
             call = Call(node, node.op_type, self._run.program.attributes(node), self._run)
@@ -319,9 +302,7 @@ class Walk:
         axes = {axis % rank for axis in (stated or range(rank))}
         if not stated and attributes.get("noop_with_empty_axes"):
             raise Lost("a sum of nothing")
-        kept = iter(
-            [each for axis, each in enumerate(index) if axis not in axes] if attributes.get("keepdims", 1) else index
-        )
+        kept = iter([i for axis, i in enumerate(index) if axis not in axes] if attributes.get("keepdims", 1) else index)
         whole = [None if axis in axes else next(kept) for axis in range(rank)]
         terms = []
         for spot in np.ndindex(*(given[0].shape[axis] for axis in sorted(axes))):

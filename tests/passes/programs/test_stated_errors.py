@@ -13,7 +13,7 @@ from passes.programs.activations import ACTIVATIONS
 from passes.programs.closed_forms import scaled_silu
 from passes.programs.fitted import cheapest, cheapest_gate, fitted_programs
 from passes.programs.program import Program
-from rewriter.proof.certificate.bounds import Bound, prove
+from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import VARIABLE, Expression, add, apply, constant, gelu, mul, softmax, total
 from tests.conftest import slow
 from tests.passes.programs.balls import arb, errors, precision, program_at
@@ -55,7 +55,7 @@ def expression(program: Program) -> Expression:
 
 def proof(activation: str, program: Program, limit: float) -> Bound:
     domain = None if np.isinf(program.domain) else program.domain
-    return prove(FUNCTIONS[activation](), expression(program), limit, fmpq(2) ** 128, domain)
+    return bound(FUNCTIONS[activation](), expression(program), limit=limit, top=fmpq(2) ** 128, domain=domain)
 
 
 @EACH

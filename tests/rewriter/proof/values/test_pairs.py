@@ -602,9 +602,9 @@ def test_a_bound_that_is_not_found_is_no_proof(monkeypatch: pytest.MonkeyPatch) 
     claims = {"h": Claimed(0.00437)}
     assert judged(mlp(SILU), mlp(COARSE), claims=claims).certified
     monkeypatch.setattr(bounds, "MOST_CELLS", 0)
-    bounds.prove.cache_clear()
+    bounds.bound.cache_clear()
     found = judged(mlp(SILU), mlp(COARSE), claims=claims)
-    bounds.prove.cache_clear()
+    bounds.bound.cache_clear()
     assert not found.certified
     assert not any(each.refuted for each in found.refusals)
 
