@@ -1,7 +1,8 @@
 """Quantised numbers: x = (q - zero point) scale, and operators on them.
 
 Rounding is a function of which nothing is known; a number that was dequantised with the same scale and zero point is
-not rounded again.
+not rounded again. That says the grid of a Value: ("q", type) for quantised integers, and ("d", scale, lowest, highest)
+for what they were dequantised to.
 """
 
 from __future__ import annotations
@@ -64,10 +65,13 @@ def _saturated(call: Call, x: Array, zero: Array, kind: np.dtype[Any]) -> Value:
     return Value(call.f.add(rounded, zero), whole=True, grid=("q", kind.name))
 
 
+def _zeros(call: Call, x: Any, zero: Any, axis: int, block: int = 0) -> Array:
+    return call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
+
+
 def _centred(call: Call, x: Any, zero: Any, axis: int, block: int = 0) -> Array:
     """Quantised numbers less their zero points."""
-    entries = call.entries(x)
-    return entries if zero is None else call.f.sub(entries, call.entries(_along(call, x, zero, axis, block)))
+    return call.f.sub(call.entries(x), _zeros(call, x, zero, axis, block))
 
 
 def _scale(call: Call, x: Any, scale: Any, axis: int, block: int = 0) -> Array:
@@ -83,8 +87,7 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     stated = call.get("output_dtype") or TensorProto.UINT8
     kind = _type(zero) or np.dtype(helper.tensor_dtype_to_np_dtype(stated))
     x = call.lift(x)
-    scales = _scale(call, x, scale, axis, block)
-    zeros = call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
+    scales, zeros = _scale(call, x, scale, axis, block), _zeros(call, x, zero, axis, block)
     numbers = call.f.mul(x.entries, call.f.inv(scales))
     if x.grid and x.grid == _grid(call, scales, zeros, kind):  # it was quantised so before
         return Value(call.f.add(numbers, zeros), whole=True, grid=("q", kind.name))
@@ -94,8 +97,7 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
 @operator("DequantizeLinear")
 def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     axis, block, kind = call.get("axis", 1), call.get("block_size", 0), _type(x)
-    scales = _scale(call, x, scale, axis, block)
-    zeros = call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
+    scales, zeros = _scale(call, x, scale, axis, block), _zeros(call, x, zero, axis, block)
     grid = _grid(call, scales, zeros, None if kind is None or is_float(np.zeros((), kind)) else kind)
     return Value(call.f.mul(call.f.sub(call.entries(x), zeros), scales), grid=grid)
 

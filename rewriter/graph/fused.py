@@ -17,9 +17,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from rewriter.evaluate.scalar import activation_numbers
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.elementwise import MICROSOFT
-from rewriter.graph.view import key_of
+from rewriter.graph.view import attributes, key_of
 from rewriter.graph.walk import all_graphs, own_names
 
 Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
@@ -161,33 +162,19 @@ def _fused_linear(operator: str) -> Definition:
     """FusedGemm and FusedConv: the linear operator, then the activation that its attributes name."""
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        given = {attribute.name: attribute for attribute in node.attribute}
-        activation = given["activation"].s.decode("utf-8", "replace") if "activation" in given else ""
+        given = attributes(node)
+        activation = given.get("activation", b"").decode("utf-8", "replace")
         # The fourth input of FusedConv is a tensor that is added before the activation.
-        if activation not in _ACTIVATION_PARAMETERS or len(node.input) > 3:
+        if activation not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid") or len(node.input) > 3:
             return None
         linear = step(node, operator, list(node.input), last=False)
-        linear.attribute.extend(a for name, a in given.items() if not name.startswith("activation"))
+        linear.attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
         result = step(node, activation, list(linear.output), last=True)
-        # FusedGemm has `activation_alpha`, FusedConv a list `activation_params`.
-        names = _ACTIVATION_PARAMETERS[activation]
-        values = dict(
-            zip(names, given["activation_params"].floats if "activation_params" in given else (), strict=False)
-        )
-        values |= {name: given[f"activation_{name}"].f for name in names if f"activation_{name}" in given}
-        result.attribute.extend(helper.make_attribute(*each) for each in values.items())
+        numbers = activation_numbers(activation, given)
+        result.attribute.extend(helper.make_attribute(*each) for each in numbers.items())
         return [linear, result]
 
     return lowered
-
-
-# onnxruntime's graph optimiser writes FusedGemm and FusedConv. Their activations are named like ONNX operators, and
-# these are the attributes that the operators take, in the order of `activation_params`.
-_ACTIVATION_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Relu", "Sigmoid", "Tanh"), ()),
-    **dict.fromkeys(("LeakyRelu", "Elu"), ("alpha",)),
-    "HardSigmoid": ("alpha", "beta"),
-}
 
 
 def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
