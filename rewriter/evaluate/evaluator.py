@@ -35,7 +35,7 @@ from rewriter.evaluate.table import ALWAYS, MOVES, PRODUCTS, TABLES, Call, row, 
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import attributes, constant_of, key_of, label, needed, opsets
+from rewriter.graph.view import attributes, constant_of, key_of, label, needed, opsets, overridable_in
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.text import one_line
 
@@ -102,10 +102,8 @@ class Program:
         missing = next((each for each in sorted(used) if each not in self.opsets), None)
         if missing is not None:
             raise Unsupported(f"it uses operators of {missing or 'ai.onnx'} without importing their version")
-        names = {value.name for value in self.graph.input}
-        self.names = {*names, *(name for node in self.graph.node for name in node.output)}
-        listed = {tensor.name for tensor in self.graph.initializer}
-        self.overridable = frozenset() if listed <= names else frozenset(listed & names)  # by a caller
+        self.names = {value.name for value in self.graph.input}.union(*(node.output for node in self.graph.node))
+        self.overridable = overridable_in(self.graph)
 
     def _once(self, make: Callable[[Any], _Made], message: Any) -> _Made:
         """What is made of a graph or a node, which is held: its id is the key, and must not become another one's."""

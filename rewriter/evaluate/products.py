@@ -227,8 +227,6 @@ def _conv_in_blocks(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any
 
 @operator("ReorderInput", "ReorderOutput", domain=NCHWC)
 def _reordered(call: Call, x: Any) -> Any:
-    kept, way = (
-        call.move(x, lambda t: t[:, : call.get("channels")]),
-        (-1, 1) if call.kind == "ReorderInput" else (1, -1),
-    )
+    way = (-1, 1) if call.kind == "ReorderInput" else (1, -1)
+    kept = call.move(x, lambda t: t[:, : call.get("channels")])
     return call.move(kept, lambda t: np.moveaxis(t, *way)) if call.get("channels_last") else kept
