@@ -31,11 +31,12 @@ def _type(x: Any) -> np.dtype[Any] | None:
     return None if x is None else np.asarray(x).dtype
 
 
-def _ends(kind: np.dtype[Any]) -> tuple[int, int]:
-    if kind.kind == "f" or "float" in kind.name:
+def _range(call: Call, zero: Array, kind: np.dtype[Any]) -> list[Array]:
+    """The lowest and the highest number of a type, less a zero point."""
+    if "float" in kind.name:
         raise Unsupported(f"quantised to {kind.name}")
     limits = ml_dtypes.iinfo(kind)
-    return int(limits.min), int(limits.max)
+    return [call.f.sub(call.entries(int(end)), zero) for end in (limits.min, limits.max)]
 
 
 def _along(call: Call, x: Any, parameter: Any, axis: int, block: int = 0) -> Any:
@@ -55,12 +56,12 @@ def _grid(call: Call, scale: Array, zero: Array, kind: np.dtype[Any] | None) -> 
     """Scale and range of what quantised numbers are; None where these are not the same everywhere."""
     if scale.size != 1 or zero.size != 1 or kind is None:
         return None
-    return ("d", scale.item(), *(call.f.sub(call.entries(end), zero).item() for end in _ends(kind)))
+    return ("d", scale.item(), *(end.item() for end in _range(call, zero, kind)))
 
 
 def _saturated(call: Call, x: Array, zero: Array, kind: np.dtype[Any]) -> Value:
     """round(x) + zero, kept within a type: zero + clamp(round(x), lowest - zero, highest - zero)."""
-    low, high = (call.f.sub(call.entries(end), zero) for end in _ends(kind))
+    low, high = _range(call, zero, kind)
     rounded = call.f.function("clamp", *np.broadcast_arrays(x, low, high))
     return Value(call.f.add(rounded, zero), whole=True, grid=("q", kind.name))
 
@@ -136,9 +137,9 @@ def _matmul_to_float(
 
 
 @operator("DynamicQuantizeMatMul")
-def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None, bias: Any = None) -> Any:
+def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, *further: Any) -> Any:
     number, scale, zero = _dynamic(call, x)
-    return _matmul_to_float(call, number, y, scale, y_scale, zero, y_zero, bias)
+    return _matmul_to_float(call, number, y, scale, y_scale, zero, *further)
 
 
 @operator("QLinearMatMul")

@@ -89,8 +89,7 @@ def _log_sum_exp(call: Call, x: Value, axes: Any = None) -> Any:
 
 @operator("GlobalAveragePool", "GlobalMaxPool")
 def _pooled(call: Call, x: Value) -> Any:
-    name = "ReduceMean" if call.kind == "GlobalAveragePool" else "ReduceMax"
-    return call.apply(name, x, axes=list(range(2, x.ndim)))
+    return call.apply("ReduceMean" if call.kind == "GlobalAveragePool" else "ReduceMax", x, axes=range(2, x.ndim))
 
 
 @operator("CumSum")

@@ -74,17 +74,13 @@ def div(call: Call, x: Any, y: Any) -> Any:
         _, base, axes, keepdims = y.origin
         if keepdims and len(axes) == 1:
             return softmax(call, base, axes[0])
-    entries = f.mul(x.entries, inverted(f, y.entries))
+    same = y.size > 1 and bool((y.entries == y.entries.flat[0]).all())
+    entries = f.mul(x.entries, f.inv(y.entries.flat[0] if same else y.entries))
+    entries = np.broadcast_to(entries, np.broadcast_shapes(x.shape, y.shape))
     if x.whole and y.whole:
         return Value(f.odd("truncated", entries), whole=True)
     masks = None if x.masks is None or not positive else np.broadcast_to(x.masks, entries.shape)
     return Value(entries, masks)
-
-
-def inverted(f: Arithmetic, entries: Array) -> Array:
-    """1 / x; once, where all entries are the same."""
-    same = entries.size > 1 and bool((entries == entries.flat[0]).all())
-    return np.broadcast_to(f.inv(entries.flat[0]), entries.shape) if same else f.inv(entries)
 
 
 @elementwise("Pow")
@@ -193,12 +189,8 @@ def _is_nan(call: Call, x: Value) -> Any:
 
 @elementwise("IsInf")
 def _is_inf(call: Call, x: Value) -> Any:
-    infinite = np.zeros(x.shape, bool)
-    if call.get("detect_negative", 1):
-        infinite |= (x.entries == -np.inf) | (masks_of(x) >= INFINITE)
-    if call.get("detect_positive", 1):
-        infinite |= x.entries == np.inf
-    return infinite
+    below, above = (x.entries == -np.inf) | (masks_of(x) >= INFINITE), x.entries == np.inf
+    return (below & bool(call.get("detect_negative", 1))) | (above & bool(call.get("detect_positive", 1)))
 
 
 # -- activations
@@ -302,15 +294,12 @@ def activation_numbers(name: str, attributes: Mapping[str, Any]) -> dict[str, An
 
 @elementwise("Max", "Min")
 def _extreme(call: Call, x: Any, *others: Any) -> Any:
-    made = call.lift(x)
-    for each in others:
-        made = extreme(call, made, call.lift(each), largest=call.kind == "Max")
-    return made
+    return functools.reduce(functools.partial(_larger, call), map(call.lift, others), call.lift(x))
 
 
-def extreme(call: Call, x: Value, y: Value, *, largest: bool) -> Value:
-    """The larger or the smaller entry; one with more masking constants is below any other."""
-    f = call.f
+def _larger(call: Call, x: Value, y: Value) -> Value:
+    """The larger entry, or the smaller; one with more masking constants is below any other."""
+    f, largest = call.f, call.kind == "Max"
     entries, masks = (f.maximum if largest else f.minimum)(x.entries, y.entries), None
     if x.masks is not None or y.masks is not None:
         above, below = masks_of(x) < masks_of(y), masks_of(x) > masks_of(y)
@@ -323,12 +312,11 @@ def extreme(call: Call, x: Value, y: Value, *, largest: bool) -> Value:
 @elementwise("Clip")
 def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     made = call.lift(x)
-    for name, bound in (("min", low), ("max", high)):
+    for name, bound, extreme in (("min", low, call.f.maximum), ("max", high, call.f.minimum)):
         stated = np.float32(call.get(name)) if bound is None and name in call.attributes else bound
         if stated is not None and not _unreached(call, stated, below=name == "min"):
             # Not as Max, for which a large negative number is a mask: this one acts.
-            extreme_of = call.f.maximum if name == "min" else call.f.minimum
-            made = Value(extreme_of(made.entries, call.entries(stated)), made.masks, whole=made.whole, grid=made.grid)
+            made = Value(extreme(made.entries, call.entries(stated)), made.masks, whole=made.whole, grid=made.grid)
     return made
 
 

@@ -44,7 +44,7 @@ class Writer:
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
 
     def number(self, name: str, default: float) -> float:
-        return next((each.f for each in self.node.attribute if each.name == name), default)
+        return float(attributes(self.node).get(name, default))
 
     def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
         """Append a node and return its output."""
@@ -94,31 +94,25 @@ def with_parts(
 
     A node stays if an intermediate tensor of its expansion already exists.
     """
-    graphs, taken = list(all_graphs(model.graph)), names_in(model)
-    nodes = [[part for node in graph.node for part in apart(node, parts_of(node), taken)] for graph in graphs]
+    graphs = list(all_graphs(model.graph))
+    taken = set[str]().union(*map(own_names, graphs))
+
+    def apart(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
+        parts = parts_of(node)
+        if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
+            return [node]
+        for part in parts:
+            if part is not node:
+                part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
+        return parts
+
+    nodes = [[part for node in graph.node for part in apart(node)] for graph in graphs]
     if all(len(made) == len(graph.node) for made, graph in zip(nodes, graphs, strict=True)):
         return model
     model = deepcopy(model)
     for graph, made in zip(all_graphs(model.graph), nodes, strict=True):
         set_nodes(graph, made)
     return model
-
-
-def names_in(model: onnx.ModelProto) -> set[str]:
-    """The names of all tensors."""
-    return set[str]().union(*map(own_names, all_graphs(model.graph)))
-
-
-def apart(
-    node: onnx.NodeProto, parts: Sequence[onnx.NodeProto] | None, taken: Container[str]
-) -> Sequence[onnx.NodeProto]:
-    """The parts of a node; the node itself if it has none, or if an intermediate tensor already exists."""
-    if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
-        return [node]
-    for part in parts:
-        if part is not node:
-            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
-    return parts
 
 
 def _written(*texts: str) -> Definition:
@@ -137,13 +131,12 @@ def _written(*texts: str) -> Definition:
         if function is None:
             return None
         given, names = {each.name: each for each in node.attribute}, dict(zip(function.input, operands, strict=True))
-        parts = []
+        parts: list[onnx.NodeProto] = []
         for place, part in enumerate(function.node, 1):
             last, (output,) = place == len(function.node), part.output
             inputs = [names[name] for name in part.input]
             parts.append(step(node, part.op_type, inputs, last, part.domain, "" if last else output))
-            stated = [given[each.name] for each in part.attribute if each.name in given]
-            parts[-1].attribute.extend(stated)
+            parts[-1].attribute.extend(given[each.name] for each in part.attribute if each.name in given)
             names[output] = parts[-1].output[0]
         return parts
 
@@ -206,10 +199,6 @@ def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
     return axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix)
 
 
-_SKIP_EPSILON = 1e-12
-"""The epsilon of a normalisation of a sum; without one, plain normalisations take 1e-5."""
-
-
 def _skip_norm(operator: str) -> Definition:
     """The normalisation of input + skip (+ bias), and the sum itself where it is an output."""
 
@@ -223,8 +212,8 @@ def _skip_norm(operator: str) -> Definition:
         biased = f"{total}/biased" if bias else data  # optimisers put the tensor that the bias belongs to first
         parts = [helper.make_node("Add", [data, bias], [biased])] if bias else []
         parts.append(helper.make_node("Add", [biased, skip], [total]))
-        epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), _SKIP_EPSILON)
-        operands = [total, scale, *([beta] if beta else [])]
+        epsilon = attributes(node).get("epsilon", 1e-12)  # plain normalisations take 1e-5
+        operands = [total, scale, beta] if beta else [total, scale]
         return [*parts, helper.make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon)]
 
     return lowered
