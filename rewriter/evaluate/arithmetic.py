@@ -15,6 +15,7 @@ random oracle: a keyed hash of its operand with those laws of the real function 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import secrets
 from bisect import bisect_left
@@ -50,44 +51,25 @@ class Unsupported(RewriteError):  # noqa: N818 - says what the graph is
 
 
 class Value:
-    """A tensor of entries that depend on data.
+    """A tensor of entries that depend on data: int64 residues, or float64."""
 
-    Attributes:
-        entries: int64 residues, or float64.
-        masks: how many masking constants each entry contains; None for none at all.
-        origin: how it was computed, for a softmax that is spelled out: ("exp", x), ("sumexp", x, axes, keepdims), ...
-        whole: whether it holds integers.
-        grid: ("q", type) for quantised integers; ("d", scale, lowest, highest) for what they were dequantised to.
-    """
-
-    __slots__ = ("entries", "grid", "masks", "origin", "whole")
+    __slots__ = ("entries", "grid", "masks", "ndim", "origin", "shape", "size", "whole")
 
     def __init__(
         self, entries: Array, masks: Array | None = None, origin: Any = None, *, whole: bool = False, grid: Any = None
     ) -> None:
-        self.entries, self.origin, self.whole, self.grid = entries, origin, whole, grid
+        """`whole`: it holds integers. `grid`: see `rewriter.evaluate.quantised`."""
+        self.entries, self.whole, self.grid = entries, whole, grid
+        self.shape, self.ndim, self.size = entries.shape, entries.ndim, entries.size
+        # How many masking constants each entry contains; None for none at all.
         self.masks = np.broadcast_to(masks, entries.shape) if masks is not None and np.any(masks) else None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.entries.shape
-
-    @property
-    def ndim(self) -> int:
-        return self.entries.ndim
-
-    @property
-    def size(self) -> int:
-        return self.entries.size
+        # How it was computed, for a softmax that is spelled out: ("exp", x), ("sumexp", x, axes, keepdims), ...
+        self.origin = origin
 
 
 def is_float(value: Any) -> bool:
     """Whether a tensor holds floating-point numbers, or entries that depend on data."""
-    if isinstance(value, Value):
-        return True
-    if not isinstance(value, np.ndarray):
-        return False
-    return value.dtype.kind == "f" or (value.dtype.kind == "V" and "float" in value.dtype.name)
+    return isinstance(value, Value) or (isinstance(value, np.ndarray) and "float" in value.dtype.name)
 
 
 # -- residues --------------------------------------------------------------------------------------------------------
@@ -114,12 +96,12 @@ Product = tuple[float, str, Callable[["Field"], int]]
 @cache
 def _known_numbers() -> list[tuple[float, str, Fraction, int, Fraction | str]]:
     """Numbers that constants are rounded from, in order: value, spelling, factor, and how many roots of what."""
-    found: dict[float, tuple[str, Fraction, int, Fraction | str]] = {}
     one = Fraction(1)
-    for a in range(1, 65):
-        for b in range(1, 65):
-            if math.gcd(a, b) == 1:
-                found.setdefault(a / b, (f"{a}/{b}", one, 0, Fraction(a, b)))
+    found: dict[float, tuple[str, Fraction, int, Fraction | str]] = {
+        a / b: (f"{a}/{b}", one, 0, Fraction(a, b))
+        for a, b in itertools.product(range(1, 65), repeat=2)
+        if math.gcd(a, b) == 1
+    }
     for n in range(2, 4097):
         found.setdefault(math.sqrt(n), (f"sqrt({n})", one, 1, Fraction(n)))
         found.setdefault(1 / math.sqrt(n), (f"1/sqrt({n})", one, 1, Fraction(1, n)))
@@ -134,42 +116,31 @@ def _known_numbers() -> list[tuple[float, str, Fraction, int, Fraction | str]]:
 
 
 class Field:
-    """Arithmetic modulo a prime on int64 arrays, with oracles under a key.
+    """Arithmetic modulo a prime, which is 7 modulo 8, on int64 arrays, with oracles under a key."""
 
-    Attributes:
-        p: the prime, 7 modulo 8.
-        key: of the oracles; secret, so that no file can be built against it.
-        snaps: whether a scalar constant that is a rounded sqrt(2), 1/3 or the like is that number.
-        snapped: the constants that were, and what they are.
-        low: constants of at most this count as masking constants.
-        reads_masks: whether large negative numbers are masks.
-        reads_values: whether entries are the numbers of the model, so that they may decide shapes.
-        real: the type of a number that a definition states and no attribute holds.
-        conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
-            the field, so that other conditions may give the same result.
-        coins: the fewest signs of several numbers that were taken at once; None for none.
-    """
-
-    reads_masks, reads_values, real = True, False, np.float32
+    reads_masks = True  # large negative numbers are masks
+    reads_values = False  # entries are the numbers of the model, so that they may decide shapes
+    real = np.float32  # the type of a number that a definition states and no attribute holds
 
     def __init__(
-        self,
-        p: int | Modulus,
-        key: bytes,
-        *,
-        snaps: bool = False,
-        products: Sequence[Product] = (),
+        self, p: int | Modulus, key: bytes, *, snaps: bool = False, products: Sequence[Product] = (),
         low: float = -200.0,
-    ) -> None:
-        """Of fields of one `Modulus`, weights are lifted once; `products` are further numbers to snap to, in order."""
+    ) -> None:  # fmt: skip
+        """Of fields of one `Modulus`, weights are lifted once; the key is secret: no file can be built against it.
+
+        With `snaps`, a scalar constant that is a rounded sqrt(2), 1/3 or the like is that number; `products` are more
+        of them, in order. Constants of at most `low` count as masking constants.
+        """
         self._products = products
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self._powers = self.modulus.powers
         self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
+        # Fingerprints of what a sign was taken of, up to a factor, an order and a shape: a sign is a coin in the field,
+        # so that other conditions may give the same result.
         self.conditions: set[int] = set()
-        self.coins: int | None = None
-        self.snapped: dict[float, str] = {}
+        self.coins: int | None = None  # the fewest signs of several numbers that were taken at once
+        self.snapped: dict[float, str] = {}  # constants, and the numbers that they are rounded from
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
 
@@ -222,12 +193,12 @@ class Field:
     def _note(self, a: Array) -> None:
         """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none."""
         distinct = np.unique(a)
-        scale = self.reduced(distinct.sum()) if distinct.size > 1 else np.int64(1)
         if distinct.size > 1:  # the sign of a single number is the same wherever that is
             self.coins = min(distinct.size, self.coins or distinct.size)
+            scale = self.reduced(distinct.sum())
+            distinct = self.mul(distinct, self.inv(scale)) if scale else distinct
         if distinct.size:
-            scaled = self.mul(distinct, self.inv(np.asarray(scale))) if scale else distinct
-            self.conditions.add(int(self.hash64("condition", scaled).sum(dtype=_U64)))
+            self.conditions.add(int(self.hash64("condition", distinct).sum(dtype=_U64)))
 
     def maximum(self, a: Array, b: Array) -> Array:
         return np.where(self.sign(self.sub(a, b)) > 0, a, b)
@@ -391,19 +362,11 @@ class Field:
 
 
 class Modulus:
-    """A prime, with what fields of it share.
-
-    Attributes:
-        p: the prime.
-        powers: those of 2, from that of `_LOWEST_EXPONENT` on.
-    """
+    """A prime, with what fields of it share."""
 
     def __init__(self, p: int) -> None:
         self.p = p
-        powers = [pow(2, _LOWEST_EXPONENT, p)]
-        for _ in range(_LOWEST_EXPONENT + 1, _HIGHEST_EXPONENT):
-            powers.append(powers[-1] * 2 % p)
-        self.powers = np.array(powers, np.int64)
+        self.powers = np.array([pow(2, each, p) for each in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)], np.int64)
         self._last: tuple[Array, list[tuple[Array, Array]]] | None = None
 
     def limbs(self, field: Field, weight: Array) -> Iterator[tuple[Array, Array]]:
@@ -497,18 +460,12 @@ class Floats:
     sigmoid: _Of = staticmethod(sigmoid)
     maximum: _Of = staticmethod(np.maximum)
     minimum: _Of = staticmethod(np.minimum)
-
-    def reduced(self, a: Array) -> Array:
-        return a
-
-    def vanishes(self, a: Array) -> Array:
-        return np.asarray(np.equal(a, 0))
+    reduced: _Of = staticmethod(np.asarray)
+    order: _Of = staticmethod(np.asarray)
+    vanishes: _Of = staticmethod(np.logical_not)
 
     def inv(self, a: Array) -> Array:
         return 1.0 / np.asarray(a, np.float64)
-
-    def power(self, a: Array, exponent: int) -> Array:
-        return np.asarray(a) ** exponent
 
     def function(self, name: object, *operands: Array) -> Array:
         function = _NUMPY.get(str(name))
@@ -516,14 +473,10 @@ class Floats:
             raise Unsupported(f"{name} has no float64 form")
         return function(*operands)
 
-    def odd(self, name: str, a: Array) -> Array:
-        return self.function(name, a)
+    odd = even = function
 
-    def even(self, name: str, a: Array) -> Array:
-        return self.function(name, a)
-
-    def order(self, a: Array) -> Array:
-        return a
+    def power(self, a: Array, exponent: int) -> Array:
+        return np.asarray(a) ** exponent
 
     def anchor(self, a: Array) -> Array:
         return np.asarray(a.max(-1, keepdims=True, initial=-np.inf))

@@ -8,6 +8,7 @@ known of masking constants is known here too.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -55,37 +56,21 @@ def _at(call: Call, x: Any, place: Any) -> Any:
 
 
 def _attended(
-    call: Call,
-    query: Any,
-    key: Any,
-    value: Any,
-    biases: Sequence[Any] = (),
-    seen: Array | None = None,
-    tail: Any = None,
+    call: Call, query: Any, key: Any, value: Any, *biases: Any, seen: Array | None = None, tail: Any = None
 ) -> tuple[Any, list[Any]]:
     """What heads compute, and the stages of their scores: products, capped, with what is added, the pattern.
 
-    Args:
-        call: the operator, with attributes scale and softcap.
-        query: [batch, heads, tokens, channels].
-        key: like it; heads of queries share heads of keys.
-        value: like the keys.
-        biases: added to the scores.
-        seen: whether a query sees a key.
-        tail: entries of a score beside those of the keys.
+    Operands are [batch, heads, tokens, channels]; heads of queries may share heads of keys. `seen`: whether a query
+    sees a key. `tail`: entries of a score beside those of the keys.
     """
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = (call.move(each, lambda t: np.repeat(t, shared, 1)) for each in (key, value))
     scale = np.float32(call.get("scale", 0)) or call.f.real(1 / math.sqrt(query.shape[-1]))
-    product = matmul(call, query, call.move(key, lambda t: np.swapaxes(t, -1, -2)))
-    product = capped = mul(call, product, scale)
-    if cap := call.get("softcap", 0.0):
-        capped = call.apply("Tanh", div(call, capped, np.float32(cap)))
-        capped = mul(call, capped, np.float32(cap))
-    scores = capped
-    for bias in biases:
-        scores = add(call, scores, bias)
+    product = capped = mul(call, matmul(call, query, call.move(key, lambda t: np.swapaxes(t, -1, -2))), scale)
+    if cap := np.float32(call.get("softcap", 0.0)):
+        capped = mul(call, call.apply("Tanh", div(call, product, cap)), cap)
+    scores = functools.reduce(functools.partial(add, call), (each for each in biases if each is not None), capped)
     if seen is not None:
         scores = where(call, seen, scores, np.float32(-np.inf))
     pattern = softmax(call, scores, -1, tail)
@@ -99,10 +84,10 @@ def _earlier(tokens: int, keys: int, before: Any) -> Any:
     return np.arange(keys) <= np.arange(tokens)[:, None] + np.asarray(before)
 
 
-def _kept(call: Call, mask: Any, batch: int, keys: int) -> list[Array]:
+def _kept(call: Call, mask: Any, batch: int, keys: int) -> Array | None:
     """A mask of keys in onnxruntime's shapes as what is added to scores."""
     if mask is None:
-        return []
+        return None
     if isinstance(mask, Value):
         raise Unsupported("data decides a mask")
     places = np.arange(keys)
@@ -114,7 +99,7 @@ def _kept(call: Call, mask: Any, batch: int, keys: int) -> list[Array]:
         kept = np.expand_dims(mask != 0, (1, 2) if mask.ndim == 2 else 1)
     else:
         raise Unsupported("a mask of this shape")
-    return [np.where(kept, np.float32(0), np.float32(call.get("mask_filter_value", -10000.0)))]
+    return np.where(kept, np.float32(0), np.float32(call.get("mask_filter_value", -10000.0)))
 
 
 def _refuse(**given: Any) -> None:
@@ -128,10 +113,9 @@ def _refuse(**given: Any) -> None:
 
 
 def _masked(call: Call, query: Any, key: Any, value: Any, mask: Any, bias: Any) -> Any:
-    tokens, keys = query.shape[2], key.shape[2]
-    biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
+    (batch, _, tokens, _), keys = query.shape, key.shape[2]
     seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
-    return joined(call, _attended(call, query, key, value, biases, seen)[0])
+    return joined(call, _attended(call, query, key, value, _kept(call, mask, batch, keys), bias, seen=seen)[0])
 
 
 @operator("Attention", domain=MICROSOFT)
@@ -217,8 +201,7 @@ def _grouped(
     tail = None
     if sink is not None or call.get("smooth_softmax", 0) > 0:
         tail = call.entries(np.zeros(1, np.float32) if sink is None else sink).reshape(1, -1, 1, 1)
-    z, _ = _attended(call, query, key, value, [] if bias is None else [bias], seen, tail)
-    return joined(call, z), *cached
+    return joined(call, _attended(call, query, key, value, bias, seen=seen, tail=tail)[0]), *cached
 
 
 def _normed(call: Call, x: Any, scale: Any, side: str) -> Any:
@@ -279,7 +262,7 @@ def _attention(
     if call.get("is_causal"):
         earlier = _earlier(tokens, keys, before)
         seen = earlier if seen is None else seen & earlier
-    biases = []
+    bias = None
     if mask is not None:
         boolean, missing = isinstance(mask, np.ndarray) and mask.dtype.kind == "b", keys - mask.shape[-1]
         if missing > 0:  # keys behind the mask are not seen
@@ -288,8 +271,8 @@ def _attention(
         if boolean:
             seen = mask if seen is None else seen & mask
         else:
-            biases = [mask]
-    z, stages = _attended(call, query, key, value, biases, seen)
+            bias = mask
+    z, stages = _attended(call, query, key, value, bias, seen=seen)
     stage = stages[call.get("qk_matmul_output_mode", 0)]
     return joined(call, z) if flat else z, key, value, stage
 
@@ -318,17 +301,14 @@ def _turned(call: Call, x: Any, cos: Any, sin: Any, positions: Any, interleaved:
 @operator("RotaryEmbedding", domain=MICROSOFT, table=True)
 def _rotary_of_onnxruntime(call: Call, x: Any, positions: Any, cos: Any, sin: Any) -> Any:
     _refuse(is_packed_batching=call.get("is_packed_batching"))
-    flat, heads = x.ndim < _HEADED, call.get("num_heads") or x.shape[-1] // (2 * cos.shape[-1])
-    data = by_head(call, x, heads) if flat else x
     if np.size(positions) == 1:
-        positions = positions.reshape(-1, 1) + np.arange(data.shape[2])
-    made = _turned(call, data, cos, sin, positions, call.get("interleaved"), call.get("rotary_embedding_dim", 0))
-    return joined(call, made) if flat else made
+        positions = positions.reshape(-1, 1) + np.arange(x.shape[-2])
+    return _rotary(call, x, cos, sin, positions)
 
 
 @operator("RotaryEmbedding")
 def _rotary(call: Call, x: Any, cos: Any, sin: Any, positions: Any = None) -> Any:
     flat = x.ndim < _HEADED
-    data = by_head(call, x, call.get("num_heads")) if flat else x
+    data = by_head(call, x, call.get("num_heads") or x.shape[-1] // (2 * cos.shape[-1])) if flat else x
     made = _turned(call, data, cos, sin, positions, call.get("interleaved"), call.get("rotary_embedding_dim", 0))
     return joined(call, made) if flat else made

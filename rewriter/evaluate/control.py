@@ -22,7 +22,12 @@ _MAX_ITERATIONS = 10_000
 
 def control(call: Call, operands: Sequence[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
     """The outputs of a node that has bodies. Raises Unsupported where data decides what is evaluated."""
-    return (_if if call.kind == "If" else _loop)(call, list(operands), environment)
+    if call.kind == "Loop":
+        return _loop(call, operands, environment)
+    branch = call.get("then_branch" if _known(operands[0], "a branch") else "else_branch")
+    made = call.evaluator.body(branch, environment)
+    _spread(call, branch)
+    return tuple(made)
 
 
 def _known(x: Any, what: str) -> Array:
@@ -31,37 +36,25 @@ def _known(x: Any, what: str) -> Array:
     return np.asarray(x).reshape(())
 
 
-def _if(call: Call, operands: list[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
-    branch = call.get("then_branch" if _known(operands[0], "a branch") else "else_branch")
-    made = call.evaluator.body(branch, environment)
-    _spread(call, branch)
-    return tuple(made)
-
-
-def _loop(call: Call, operands: list[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
+def _loop(call: Call, operands: Sequence[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
     limit, condition, *state = operands
     body: onnx.GraphProto = call.get("body")
     times = math.inf if limit is None else int(_known(limit, "how often a loop runs"))
     going = condition is None or bool(_known(condition, "whether a loop runs"))
-    _mark(call, body.input[2:], call.node.input[2:])
+    decided, loop_carried = call.evaluator.decided, zip(body.input[2:], call.node.input[2:], strict=False)
+    decided |= {formal.name for formal, name in loop_carried if name in decided}
     rounds: list[list[Any]] = []
     while going and len(rounds) < times:
         number, more = np.array(len(rounds), np.int64), np.array(going)
-        going, state, row = _round(call, body, [number, more, *state], environment, len(state))
-        rounds.append(row)
+        given = dict(zip((value.name for value in body.input), (number, more, *state), strict=True))
+        goes_on, *made = call.evaluator.body(body, ChainMap(given, environment))
+        going, state, yielded = bool(_known(goes_on, "when a loop ends")), made[: len(state)], made[len(state) :]
+        rounds.append(yielded)
         if len(rounds) > _MAX_ITERATIONS:
             raise Unsupported(f"more than {_MAX_ITERATIONS:,} iterations")
     _spread(call, body, skipped=1)
-    yielded = body.output[1 + len(state) :]
-    return (*state, *(_stacked(call, info, [row[place] for row in rounds]) for place, info in enumerate(yielded)))
-
-
-def _round(
-    call: Call, body: onnx.GraphProto, given: list[Any], environment: MutableMapping[str, Any], states: int
-) -> tuple[bool, list[Any], list[Any]]:
-    inner = ChainMap(dict(zip((value.name for value in body.input), given, strict=True)), environment)
-    going, *made = call.evaluator.body(body, inner)
-    return bool(_known(going, "when a loop ends")), made[:states], made[states:]
+    infos = enumerate(body.output[1 + len(state) :])
+    return (*state, *(_stacked(call, info, [each[place] for each in rounds]) for place, info in infos))
 
 
 def _stacked(call: Call, info: onnx.ValueInfoProto, slices: Sequence[Any]) -> Any:
@@ -73,15 +66,6 @@ def _stacked(call: Call, info: onnx.ValueInfoProto, slices: Sequence[Any]) -> An
     if not kind.HasField("shape") or -1 in dims:
         raise Unsupported("a loop that never runs yields a tensor of unknown shape")
     return np.zeros([0, *dims], helper.tensor_dtype_to_np_dtype(kind.elem_type))
-
-
-# -- what depends on the values of integer inputs
-
-
-def _mark(call: Call, formals: Sequence[onnx.ValueInfoProto], names: Sequence[str]) -> None:
-    """Inputs of a body depend on the values of integer inputs like the operands."""
-    decided = call.evaluator.decided
-    decided |= {formal.name for formal, name in zip(formals, names, strict=False) if name in decided}
 
 
 def _spread(call: Call, body: onnx.GraphProto, skipped: int = 0) -> None:

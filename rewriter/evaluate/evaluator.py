@@ -10,14 +10,14 @@ the multilinear extension in the one-hot vector of the id, so that any one token
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
-from onnx import helper
 
 import rewriter.evaluate.attention
 import rewriter.evaluate.control
@@ -35,7 +35,7 @@ from rewriter.evaluate.table import ALWAYS, MOVES, PRODUCTS, TABLES, Call, row, 
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import constant_of, key_of, label, needed, opsets
+from rewriter.graph.view import attributes, constant_of, key_of, label, needed, opsets, overridable_in
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.text import one_line
 
@@ -45,6 +45,7 @@ _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, Assertion
 _SHAPES = {"Shape", "Size"}
 _SMALL_TABLE, _SMALL_WEIGHT = 32, 64
 _MAX_SMALL, _MAX_HELD = 2**16, 4
+_Made = TypeVar("_Made")
 
 
 def _read(model: LoadedModel, tensor: onnx.TensorProto) -> Array:
@@ -63,16 +64,14 @@ class Weights(Mapping[str, Array]):
         self._large: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
-        found = self._small.get(name)
-        found = self._large.get(name) if found is None else found
-        if found is None:
-            found = _read(self._model, self._tensors[name])
-            if found.size <= _MAX_SMALL:
-                self._small[name] = found
-            else:
-                while len(self._large) >= _MAX_HELD:
-                    del self._large[next(iter(self._large))]
-                self._large[name] = found
+        for kept in (self._small, self._large):
+            if name in kept:
+                return kept[name]
+        found = _read(self._model, self._tensors[name])
+        kept = self._small if found.size <= _MAX_SMALL else self._large
+        if len(self._large) >= _MAX_HELD and kept is self._large:
+            del self._large[next(iter(self._large))]
+        kept[name] = found
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -86,13 +85,7 @@ class Weights(Mapping[str, Array]):
 
 
 class Program:
-    """A model as it is evaluated: functions inlined, operators without a row written out, weights read once.
-
-    Attributes:
-        graph: its main graph.
-        opsets: version by domain.
-        overridable: initializers that a caller may replace.
-    """
+    """A model as it is evaluated: functions inlined, operators without a row written out, weights read once."""
 
     def __init__(self, model: LoadedModel) -> None:
         """Raises Unsupported where local functions cannot be inlined."""
@@ -104,25 +97,28 @@ class Program:
         self.graph = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
-        self._weights: dict[int, Weights] = {}
-        self._attributes: dict[int, dict[str, Any]] = {}
-        self._nodes: dict[int, list[tuple[onnx.NodeProto, list[str]]]] = {}
-        self._held: list[Any] = []
+        self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
         missing = next((each for each in sorted(used) if each not in self.opsets), None)
         if missing is not None:
             raise Unsupported(f"it uses operators of {missing or 'ai.onnx'} without importing their version")
-        names = {value.name for value in self.graph.input}
-        self.names = {*names, *(name for node in self.graph.node for name in node.output)}
-        listed = {tensor.name for tensor in self.graph.initializer}
-        self.overridable = frozenset() if listed <= names else frozenset(listed & names)
+        self.names = {value.name for value in self.graph.input}.union(*(node.output for node in self.graph.node))
+        self.overridable = overridable_in(self.graph)
+
+    def _once(self, make: Callable[[Any], _Made], message: Any) -> _Made:
+        """What is made of a graph or a node, which is held: its id is the key, and must not become another one's."""
+        key = make.__name__, id(message)
+        if key not in self._made:
+            self._made[key] = message, make(message)
+        made: _Made = self._made[key][1]
+        return made
 
     def weights(self, graph: onnx.GraphProto) -> Any:
         """The initializers of a graph, as `Weights`, which are read when they are asked for."""
-        if id(graph) not in self._weights:
-            self._held.append(graph)  # its id is the key, and must not become another one's
-            self._weights[id(graph)] = Weights(self._model, {tensor.name: tensor for tensor in graph.initializer})
-        return self._weights[id(graph)]
+        return self._once(self._weights, graph)
+
+    def _weights(self, graph: onnx.GraphProto) -> Weights:
+        return Weights(self._model, {tensor.name: tensor for tensor in graph.initializer})
 
     def constants(self) -> Iterator[Array]:
         """The values of initializers and Constant nodes of the main graph that are not text."""
@@ -141,23 +137,21 @@ class Program:
         return _read(self._model, tensor)
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
-        if id(node) not in self._attributes:
-            self._held.append(node)
-            self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-        return self._attributes[id(node)]
+        return self._once(attributes, node)
 
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
         """The nodes of a graph, each with the tensors that nothing behind it reads."""
-        if id(graph) not in self._nodes:
-            self._held.append(graph)
-            every, outputs = list(graph.node), [value.name for value in graph.output]
-            nodes = [every[place] for place in needed(every, outputs)]
-            last = {name: place for place, node in enumerate(nodes) for name in (*reads(node), *node.output)}
-            dead: list[list[str]] = [[] for _ in nodes]
-            for name in last.keys() - {value.name for value in graph.output} - {""}:
-                dead[last[name]].append(name)
-            self._nodes[id(graph)] = list(zip(nodes, dead, strict=True))
-        return self._nodes[id(graph)]
+        return self._once(_nodes, graph)
+
+
+def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
+    every, outputs = list(graph.node), [value.name for value in graph.output]
+    nodes = [every[place] for place in needed(every, outputs)]
+    last = {name: place for place, node in enumerate(nodes) for name in (*reads(node), *node.output)}
+    dead: list[list[str]] = [[] for _ in nodes]
+    for name in last.keys() - {*outputs, ""}:
+        dead[last[name]].append(name)
+    return list(zip(nodes, dead, strict=True))
 
 
 def _with_definitions(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -166,25 +160,16 @@ def _with_definitions(model: onnx.ModelProto) -> onnx.ModelProto:
     version = opsets(model.opset_import).get("", 1)
     used = {key_of(node) for node in iter_nodes(model.graph.node)}
     defined = [
-        (domain, name)
-        for domain, name in used
-        if not domain and row(domain, name) is None and onnx.defs.has(name, version)
-        if onnx.defs.get_schema(name, version).has_function  # type: ignore[attr-defined]
+        key
+        for key in used
+        if not key[0] and row(*key) is None and onnx.defs.has(key[1], version)
+        if onnx.defs.get_schema(key[1], version).has_function  # type: ignore[attr-defined]
     ]
     return by_definition(deepcopy(model), defined) if defined else model
 
 
 class Evaluator:
-    """One evaluation of a model, at one point.
-
-    Attributes:
-        environment: tensor to value, of what is still needed.
-        data: tensors that hold entries, in the order in which they were computed.
-        decided: tensors that depend on the values of integer inputs, and integers that data decides.
-        fixed: tensors that are made of constants alone, the same at every size.
-        partial: tables of which this size may read only a part, by content: name and shape.
-        largest: entries of the largest tensor.
-    """
+    """One evaluation of a model, at one point."""
 
     def __init__(
         self,
@@ -197,28 +182,24 @@ class Evaluator:
         replaced: Mapping[str, Any] | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare an evaluation.
+        """In a field, random residues replace the floats of `feeds`; `names`: inputs drawn under other names.
 
-        Args:
-            program: the model.
-            arithmetic: what it is evaluated in.
-            feeds: its inputs; the values of floats are replaced by random residues in a field.
-            blend: whether rows of tables are random combinations.
-            in_reals: whether arithmetic on constant floats is that of the reals (of float64) instead of the runtime's.
-            replaced: values of tensors that take the place of what nodes compute.
-            names: for inputs, the names under which their residues are drawn, if these are others.
+        With `blend`, rows of tables are random combinations; with `in_reals`, arithmetic on constant floats is that of
+        the reals (of float64) instead of the runtime's. Values of `replaced` take the place of what nodes compute.
         """
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
         self.blend, self.in_reals, self.replaced = blend, in_reals, replaced or {}
         self._names = names or {}
         self.opsets = program.opsets
+        # Of what is still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
-        self.data: dict[str, None] = {}
         self._depth = 0  # of bodies
-        self.decided: set[str] = set()
-        self.fixed: set[str] = set()
+        self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
+        self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
+        self.fixed: set[str] = set()  # tensors that are made of constants alone, the same at every size
+        # Tables of which this size may read only a part, by content: name and shape.
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
-        self.largest = 0
+        self.largest = 0  # entries of the largest tensor
 
     # -- walking
     def run(self) -> dict[str, Any]:
@@ -250,16 +231,15 @@ class Evaluator:
             yield
 
     def _feed(self, name: str, x: Any) -> None:
-        if is_float(x) and isinstance(self.arithmetic, Field):
-            drawn = "input", self._names.get(name, name), x.shape
-            entries = self.arithmetic.function(drawn, np.arange(x.size)).reshape(x.shape)
-            self.environment[name] = Value(entries)
-        elif is_float(x):
-            self.environment[name] = self.arithmetic.lift(x)
-        else:
-            self.environment[name] = x
+        if not is_float(x):
             self.decided.add(name)
-        self.record(name, self.environment[name])
+        elif isinstance(self.arithmetic, Field):
+            drawn = "input", self._names.get(name, name), x.shape
+            x = Value(self.arithmetic.function(drawn, np.arange(x.size)).reshape(x.shape))
+        else:
+            x = self.arithmetic.lift(x)
+        self.environment[name] = x
+        self.record(name, x)
 
     def body(self, graph: onnx.GraphProto, environment: MutableMapping[str, Any]) -> list[Any]:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
@@ -328,9 +308,7 @@ class Evaluator:
         if not depends and not (call.decided and self.takes_rows(call, operands)):
             return self._plain(call, operands)
         found = row(domain, kind)
-        if found is not None:
-            return found(call, *operands)
-        return self._opaque(call, operands)
+        return self._opaque(call, operands) if found is None else found(call, *operands)
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as a function of which nothing is known but its operator and operands.
@@ -342,20 +320,18 @@ class Evaluator:
         if any(each in call.kind for each in RANDOM) or subgraphs(call.node):
             raise Unsupported("it draws numbers, or has a body")
         f = self.arithmetic
-        drawn = [each if not isinstance(each, Value) else f.drawn(each) for each in operands]
-        attributes = sorted(each.SerializeToString() for each in call.node.attribute)
+        drawn = [f.drawn(each) if isinstance(each, Value) else each for each in operands]
+        stated = sorted(each.SerializeToString() for each in call.node.attribute)
         version = self.opsets.get(key_of(call.node)[0])
-        content = hashlib.blake2b(repr((key_of(call.node), version, attributes)).encode(), key=f.key)
+        content = hashlib.blake2b(repr((key_of(call.node), version, stated)).encode(), key=f.key)
         for each in operands:
             entries = None if each is None else np.ascontiguousarray(f.lift(each).entries)
             content.update(b"none" if entries is None else repr(entries.shape).encode() + entries.tobytes())
-        made = []
-        for place, value in enumerate(self.program.kernels.run(call.node, drawn)):
-            if value is not None and is_float(value):
+        made = list(self.program.kernels.run(call.node, drawn))
+        for place, value in enumerate(made):
+            if is_float(value):
                 name = "opaque", content.hexdigest(), place
-                made.append(Value(f.function(name, np.arange(value.size)).reshape(value.shape)))
-            else:
-                made.append(value)
+                made[place] = Value(f.function(name, np.arange(value.size)).reshape(value.shape))
         return tuple(made)
 
     def _entered(self, x: Any) -> Any:
@@ -393,9 +369,7 @@ class Evaluator:
             return None
         wide = [each is not None and is_float(each) and each.size >= 2 for each in operands]
         low = getattr(self.arithmetic, "low", -np.inf)
-        if not any(
-            each and np.isfinite(x).all() and not (x <= low).any() for each, x in zip(wide, operands, strict=True)
-        ):
+        if all((~np.isfinite(x) | (x <= low)).any() for x in itertools.compress(operands, wide)):
             return None
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 
@@ -429,22 +403,14 @@ class Evaluator:
 
     def _note_tables(self, call: Call, operands: Sequence[Any]) -> None:
         """Note constant tables of which one size may read only a part."""
-        if call.kind not in TABLES or all(name in self.fixed for name in call.node.input if name):
+        if call.kind not in TABLES or self.fixed.issuperset(name for name in call.node.input if name):
             return
+        blended = {"Gather": range(2 * call.decided), "EmbedLayerNormalization": range(2, 3)}.get(call.kind, ())
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
-            if (
-                not isinstance(table, np.ndarray)
-                or table.ndim < 2
-                or table.size < _SMALL_TABLE
-                or name not in self.fixed
-            ):
-                continue
-            blended = (call.kind == "Gather" and call.decided) or (
-                call.kind == "EmbedLayerNormalization" and place == 2
-            )
-            if self.blend and blended and (is_float(table) or table.dtype.itemsize == 1):
-                continue  # every row is in what is read
-            self.read_in_part(call, name, table, operands)
+            if name in self.fixed and isinstance(table, np.ndarray) and table.ndim > 1 and table.size >= _SMALL_TABLE:
+                of_numbers = is_float(table) or table.dtype.itemsize == 1
+                if not (self.blend and place in blended and of_numbers):  # else every row is in what is read
+                    self.read_in_part(call, name, table, operands)
 
     def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:  # noqa: ARG002
         self.partial[content(table)] = name, table.shape
@@ -465,20 +431,14 @@ def content(table: Array) -> bytes:
 
 
 def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
-    """Run evaluations of one program node by node, all of them at once.
-
-    Returns:
-        For each, why it could not go on; empty where it could.
-    """
+    """Run evaluations of one program node by node, all of them at once: for each, why it could not go on, or empty."""
     failed = ["" for _ in evaluators]
     running = {place: each.steps() for place, each in enumerate(evaluators)}
     while running:
         for place, steps in list(running.items()):
             try:
                 next(steps)
-            except StopIteration:
-                del running[place]
-            except Unsupported as error:
-                failed[place] = str(error)
+            except (StopIteration, Unsupported) as error:
+                failed[place] = str(error)  # a StopIteration says nothing
                 del running[place]
     return failed

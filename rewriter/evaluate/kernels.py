@@ -12,6 +12,7 @@ from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported
+from rewriter.graph.constants import elem_type_of
 from rewriter.text import one_line
 
 _KEPT = 2**20
@@ -34,12 +35,10 @@ class Kernels:
             return self._kept[key]
         inputs = [f"i{place}" if each is not None else "" for place, each in enumerate(operands)]
         outputs = [f"o{place}" if name else "" for place, name in enumerate(node.output)]
-        single = onnx.NodeProto.FromString(node.SerializeToString())
-        del single.input[:], single.output[:]
-        single.input.extend(inputs)
-        single.output.extend(outputs)
+        single = helper.make_node(node.op_type, inputs, outputs, node.name, domain=node.domain)
+        single.attribute.extend(node.attribute)
         feeds = {name: each for name, each in zip(inputs, operands, strict=True) if name and each is not None}
-        infos = [_info(name, each) for name, each in feeds.items()]
+        infos = [helper.make_tensor_value_info(name, elem_type_of(each), each.shape) for name, each in feeds.items()]
         graph = helper.make_graph([single], "node", infos, [onnx.ValueInfoProto(name=name) for name in outputs if name])
         model = helper.make_model(graph, opset_imports=self._imports, ir_version=self._ir_version)
         made = iter(_computed(model, feeds))
@@ -47,12 +46,6 @@ class Kernels:
         if sum(np.size(each) for each in result if each is not None) <= _KEPT:
             self._kept[key] = result
         return result
-
-
-def _info(name: str, value: Array) -> onnx.ValueInfoProto:
-    text = value.dtype.kind in "OUS"
-    kind = onnx.TensorProto.STRING if text else helper.np_dtype_to_tensor_dtype(value.dtype)
-    return helper.make_tensor_value_info(name, kind, value.shape)
 
 
 def _computed(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:

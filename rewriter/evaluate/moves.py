@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -65,60 +66,44 @@ def _dropout(call: Call, x: Any, ratio: Any = None, training: Any = None) -> Any
     return x, np.ones(x.shape, bool if call.opset >= 7 else np.float32)
 
 
-@operator("Reshape", moves=True)
-def _reshape(call: Call, x: Any, shape: Any = None) -> Any:
-    dims = integers(shape) if shape is not None else list(call.get("shape"))
-    if not call.get("allowzero", 0):
-        dims = [x.shape[place] if dim == 0 else dim for place, dim in enumerate(dims)]
-    return call.move(x, lambda t: t.reshape(dims))
+def _reshaped(call: Call, t: Array, dims: Sequence[int]) -> Array:
+    kept = not call.get("allowzero", 0)
+    return t.reshape([t.shape[place] if kept and dim == 0 else dim for place, dim in enumerate(dims)])
 
 
-@operator("Flatten", moves=True)
-def _flatten(call: Call, x: Any) -> Any:
-    axis = call.get("axis", 1)
-    axis = axis + x.ndim if axis < 0 else axis
-    dims = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    return call.move(x, lambda t: t.reshape(dims))
+def _unsqueezed(call: Call, t: Array, axes: Sequence[int]) -> Array:
+    return np.expand_dims(t, tuple(axis % (t.ndim + len(axes)) for axis in axes))
 
 
-@operator("Transpose", moves=True)
-def _transpose(call: Call, x: Any) -> Any:
-    return call.move(x, lambda t: np.ascontiguousarray(np.transpose(t, call.get("perm"))))
+def as_matrix(t: Array, axis: int) -> Array:
+    """As a matrix: the axes before one, and that and those behind it."""
+    axis = axis + t.ndim if axis < 0 else axis
+    return t.reshape(math.prod(t.shape[:axis]), math.prod(t.shape[axis:]))
 
 
-@operator("Unsqueeze", moves=True)
-def _unsqueeze(call: Call, x: Any, axes: Any = None) -> Any:
-    axes = integers(axes) if axes is not None else call.get("axes")
-    rank = x.ndim + len(axes)
-    return call.move(x, lambda t: np.expand_dims(t, tuple(axis % rank for axis in axes)))
+_SHAPED: Mapping[str, tuple[str, Callable[[Call, Array, Any], Array]]] = {
+    "Reshape": ("shape", _reshaped),
+    "Flatten": ("axis", lambda _, t, axis: as_matrix(t, 1 if axis is None else axis)),
+    "Transpose": ("perm", lambda _, t, perm: np.ascontiguousarray(np.transpose(t, perm))),
+    "Unsqueeze": ("axes", _unsqueezed),
+    "Squeeze": ("axes", lambda _, t, axes: np.squeeze(t, None if axes is None else tuple(axes))),
+    "Expand": ("shape", lambda _, t, shape: np.broadcast_to(t, np.broadcast_shapes(t.shape, tuple(shape)))),
+    "Tile": ("repeats", lambda _, t, repeats: np.tile(t, repeats)),
+}
+"""Operators that give a tensor another shape, each with the attribute or operand that says which."""
 
 
-@operator("Squeeze", moves=True)
-def _squeeze(call: Call, x: Any, axes: Any = None) -> Any:
-    axes = integers(axes) if axes is not None else call.get("axes")
-    return call.move(x, lambda t: np.squeeze(t, None if axes is None else tuple(axes)))
+@operator(*_SHAPED, moves=True)
+def _shaped(call: Call, x: Any, operand: Any = None) -> Any:
+    name, function = _SHAPED[call.kind]
+    stated = call.integers(name, operand)
+    return call.move(x, lambda t: function(call, t, stated))
 
 
-@operator("Expand", moves=True)
-def _expand(call: Call, x: Any, shape: Any) -> Any:
-    dims = np.broadcast_shapes(x.shape, tuple(integers(shape)))
-    return call.move(x, lambda t: np.broadcast_to(t, dims))
-
-
-@operator("Tile", moves=True)
-def _tile(call: Call, x: Any, repeats: Any) -> Any:
-    times = integers(repeats)
-    return call.move(x, lambda t: np.tile(t, times))
-
-
-@operator("Shape", moves=True)
+@operator("Shape", "Size", moves=True)
 def _shape(call: Call, x: Any) -> Any:
-    return np.array(x.shape[slice(call.get("start", 0), call.get("end"))], np.int64)
-
-
-@operator("Size", moves=True)
-def _size(call: Call, x: Any) -> Any:
-    return np.array(math.prod(x.shape), np.int64)
+    size = math.prod(x.shape)
+    return np.array(size if call.kind == "Size" else x.shape[slice(call.get("start", 0), call.get("end"))], np.int64)
 
 
 # -- parts
@@ -134,12 +119,10 @@ def _clamped(start: int, end: int, step: int, size: int) -> slice:
 
 @operator("Slice", moves=True, table=True)
 def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> Any:
-    first_ones = integers(starts) if starts is not None else call.get("starts")
-    last_ones = integers(ends) if ends is not None else call.get("ends")
-    places = integers(axes) if axes is not None else call.get("axes", range(len(first_ones)))
-    strides = integers(steps) if steps is not None else [1] * len(first_ones)
+    begin = call.integers("starts", starts)
+    places, strides = call.integers("axes", axes, range(len(begin))), call.integers("steps", steps, [1] * len(begin))
     cut = [slice(None)] * x.ndim
-    for start, end, axis, step in zip(first_ones, last_ones, places, strides, strict=True):
+    for start, end, axis, step in zip(begin, call.integers("ends", ends), places, strides, strict=True):
         cut[axis] = _clamped(start, end, step, x.shape[axis])
     return call.move(x, lambda t: t[tuple(cut)])
 
@@ -178,10 +161,9 @@ def _gather_nd(call: Call, x: Any, index: Any) -> Any:
 
 @operator("Split", moves=True)
 def _split(call: Call, x: Any, split: Any = None) -> Any:
-    axis, count = call.get("axis", 0), call.get("num_outputs", len(call.node.output))
-    size = x.shape[axis]
-    sizes = integers(split) if split is not None else call.get("split")
+    axis, sizes = call.get("axis", 0), call.integers("split", split)
     if sizes is None:
+        size, count = x.shape[axis], call.get("num_outputs", len(call.node.output))
         chunk = -(-size // count)
         sizes = [max(min(chunk, size - chunk * place), 0) for place in range(count)]
     return tuple(_parts(call, x, sizes, axis))
@@ -192,11 +174,8 @@ def _parts(call: Call, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
     if sum(sizes) != x.shape[axis]:
         raise ValueError(f"parts of {list(sizes)} entries do not fill an axis of {x.shape[axis]}")
     before, ends = (slice(None),) * (axis % x.ndim), np.cumsum(sizes).tolist()
-
-    def part(size: int, end: int) -> Any:
-        return call.move(x, lambda t: t[(*before, slice(end - size, end))])
-
-    return [part(*each) for each in zip(sizes, ends, strict=True)]
+    cuts = [(*before, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    return [call.move(x, itemgetter(cut)) for cut in cuts]
 
 
 @operator("Trilu", moves=True)
@@ -228,14 +207,7 @@ def concatenated(call: Call, operands: Sequence[Any], axis: int) -> Any:
 def _shared_grid(values: Sequence[Value]) -> Any:
     """The grid of values that are on the same one."""
     grid = values[0].grid
-    return grid if all(each.grid is grid or _equal(each.grid, grid) for each in values) else None
-
-
-def _equal(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except ValueError:  # grids that hold arrays
-        return False
+    return grid if all(each.grid == grid for each in values) else None
 
 
 @operator("Where", moves=True, elementwise=True)
@@ -244,18 +216,13 @@ def where(call: Call, condition: Any, x: Any, y: Any) -> Any:
     if not isinstance(x, Value) and not isinstance(y, Value):
         return np.where(chosen, x, y)
     x, y = call.lift(x), call.lift(y)
-    masks = None if x.masks is None and y.masks is None else np.where(chosen, *_masks_of_both(x, y))
+    masks = None if x.masks is None and y.masks is None else np.where(chosen, masks_of(x), masks_of(y))
     return Value(np.where(chosen, x.entries, y.entries), masks, whole=x.whole and y.whole, grid=_shared_grid([x, y]))
-
-
-def _masks_of_both(x: Value, y: Value) -> tuple[Array, Array]:
-    return masks_of(x), masks_of(y)
 
 
 @operator("Pad", moves=True)
 def _pad(call: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
-    widths = integers(pads) if pads is not None else call.get("pads", call.get("paddings"))
-    places = integers(axes) if axes is not None else range(x.ndim)
+    widths, places = call.integers("pads", pads, call.get("paddings")), call.integers("axes", axes, range(x.ndim))
     around = [(0, 0)] * x.ndim
     for place, axis in enumerate(places):
         around[axis] = widths[place], widths[place + len(places)]
@@ -336,17 +303,11 @@ def _put(t: Array, places: Sequence[Array], updates: Array, *, added: bool) -> A
 # -- types
 
 
-@operator("Cast", always=True, elementwise=True)
-def _cast(call: Call, x: Any) -> Any:
-    return _as_type(call, x, helper.tensor_dtype_to_np_dtype(call.get("to")))
-
-
-@operator("CastLike", always=True, elementwise=True)
-def _cast_like(call: Call, x: Any, like: Any) -> Any:
-    return _as_type(call, x, np.dtype(np.float32) if isinstance(like, Value) else like.dtype)
-
-
-def _as_type(call: Call, x: Any, dtype: Any) -> Any:
+@operator("Cast", "CastLike", always=True, elementwise=True)
+def _cast(call: Call, x: Any, like: Any = None) -> Any:
+    dtype: Any = np.dtype(np.float32)
+    if not isinstance(like, Value):
+        dtype = helper.tensor_dtype_to_np_dtype(call.get("to")) if like is None else like.dtype
     real = dtype.kind == "f" or "float" in dtype.name
     if dtype.kind in "OUS" or dtype.name.startswith(("float8", "float6_", "float4")):
         if isinstance(x, Value):

@@ -55,8 +55,7 @@ def matmul(call: Call, x: Any, y: Any) -> Value:
     x = call.move(x, lambda t: t[None]) if row else x
     y = call.move(y, lambda t: t[:, None]) if column else y
     made = Value(call.f.matmul(x, y), _masks_of_product(call, x, y))
-    made = call.move(made, lambda t: t[..., 0]) if column else made
-    return call.move(made, lambda t: t[..., 0] if column else t[..., 0, :]) if row else made
+    return call.move(made, lambda t: np.squeeze(t, (-2,) * row + (-1,) * column)) if row or column else made
 
 
 def _scaled(call: Call, x: Any, factor: float) -> Any:
@@ -153,11 +152,6 @@ def _einsum(call: Call, *operands: Any) -> Value:
 # -- convolutions ------------------------------------------------------------------------------------------------------
 
 
-def _cut(starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> Any:
-    """An index of the last axes."""
-    return (..., *(slice(*each) for each in zip(starts, ends, steps, strict=True)))
-
-
 def _windows(
     x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], Array]]:
@@ -170,7 +164,8 @@ def _windows(
     for offset in np.ndindex(*kernel):
         starts = [offset[axis] * dilations[axis] for axis in axes]
         ends = [starts[axis] + (counts[axis] - 1) * strides[axis] + 1 for axis in axes]
-        yield offset, x[_cut(starts, ends, strides)]
+        cut: Any = (..., *map(slice, starts, ends, strides))
+        yield offset, x[cut]
 
 
 def _geometry(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
@@ -185,13 +180,8 @@ def _geometry(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[
         return strides, dilations, list(call.get("pads") or [0] * 2 * count)
     geometry = zip(shape[-count:], strides, kernel, dilations, strict=True)
     needed = [max((-(-size // step) - 1) * step + (k - 1) * d + 1 - size, 0) for size, step, k, d in geometry]
-    return strides, dilations, _shared(needed, mode)
-
-
-def _shared(needed: Sequence[int], mode: str) -> list[int]:
-    """Pads on both sides that need this many entries together."""
     less, more = [each // 2 for each in needed], [each - each // 2 for each in needed]
-    return less + more if mode == "SAME_UPPER" else more + less
+    return strides, dilations, less + more if mode == "SAME_UPPER" else more + less
 
 
 @operator("Conv", "FusedConv", product=True)
@@ -207,24 +197,16 @@ def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -
         total = total + f.matmul(Value(weights[under][None]), columns)
         shape = part.shape[2:]
     made = Value(f.reduced(total).reshape(batch, channels, *shape))
-    made = _with_bias(call, made, bias)
+    if bias is not None:  # for each channel
+        made = Value(f.add(made.entries, call.lift(bias, scalar=False).entries.reshape(-1, *[1] * len(kernel))))
     return activated(call, made if skip is None else add(call, made, skip))
-
-
-def _with_bias(call: Call, made: Value, bias: Any) -> Value:
-    """Channels, which are axis 1, and a bias for each."""
-    if bias is None:
-        return made
-    shape = (-1, *[1] * (made.ndim - 2))
-    return Value(call.f.add(made.entries, call.lift(bias, scalar=False).entries.reshape(shape)))
 
 
 def _unblocked(weights: Array, block: int, *, inputs: bool) -> Array:
     """Weights of a convolution in blocks of channels, as [out, in, ...]."""
     out, into, *kernel = weights.shape
     if inputs:  # OIHWBiBo
-        apart = weights.reshape(out // block, into // block, *kernel, block, block)
-        return np.moveaxis(np.moveaxis(apart, -2, 2), -1, 1).reshape(out, into, *kernel)
+        weights = np.moveaxis(weights.reshape(out // block, into // block, *kernel, block, block), -2, 2)
     return np.moveaxis(weights.reshape(out // block, into, *kernel, block), -1, 1).reshape(out, into, *kernel)
 
 
@@ -243,12 +225,8 @@ def _conv_in_blocks(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any
     return _conv(call, x, call.move(weight, lambda t: _unblocked(t, block, inputs=inputs)), bias, skip)
 
 
-@operator("ReorderInput", domain=NCHWC)
-def _reorder_input(call: Call, x: Any) -> Any:
-    return call.move(x, lambda t: np.moveaxis(t, -1, 1)) if call.get("channels_last") else x
-
-
-@operator("ReorderOutput", domain=NCHWC)
-def _reorder_output(call: Call, x: Any) -> Any:
-    last, channels = call.get("channels_last"), call.get("channels")
-    return call.move(x, lambda t: np.moveaxis(t[:, :channels], 1, -1) if last else t[:, :channels])
+@operator("ReorderInput", "ReorderOutput", domain=NCHWC)
+def _reordered(call: Call, x: Any) -> Any:
+    way = (-1, 1) if call.kind == "ReorderInput" else (1, -1)
+    kept = call.move(x, lambda t: t[:, : call.get("channels")])
+    return call.move(kept, lambda t: np.moveaxis(t, *way)) if call.get("channels_last") else kept

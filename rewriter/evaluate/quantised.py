@@ -1,7 +1,8 @@
 """Quantised numbers: x = (q - zero point) scale, and operators on them.
 
 Rounding is a function of which nothing is known; a number that was dequantised with the same scale and zero point is
-not rounded again.
+not rounded again. That says the grid of a Value: ("q", type) for quantised integers, and ("d", scale, lowest, highest)
+for what they were dequantised to.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def _type(x: Any) -> np.dtype[Any] | None:
     return None if x is None else np.asarray(x).dtype
 
 
-def _ends(kind: np.dtype[Any]) -> tuple[int, int]:
-    if kind.kind == "f" or "float" in kind.name:
+def _range(call: Call, zero: Array, kind: np.dtype[Any]) -> list[Array]:
+    """The lowest and the highest number of a type, less a zero point."""
+    if "float" in kind.name:
         raise Unsupported(f"quantised to {kind.name}")
     limits = ml_dtypes.iinfo(kind)
-    return int(limits.min), int(limits.max)
+    return [call.f.sub(call.entries(int(end)), zero) for end in (limits.min, limits.max)]
 
 
 def _along(call: Call, x: Any, parameter: Any, axis: int, block: int = 0) -> Any:
@@ -54,20 +56,23 @@ def _grid(call: Call, scale: Array, zero: Array, kind: np.dtype[Any] | None) -> 
     """Scale and range of what quantised numbers are; None where these are not the same everywhere."""
     if scale.size != 1 or zero.size != 1 or kind is None:
         return None
-    return ("d", scale.item(), *(call.f.sub(call.entries(end), zero).item() for end in _ends(kind)))
+    return ("d", scale.item(), *(end.item() for end in _range(call, zero, kind)))
 
 
 def _saturated(call: Call, x: Array, zero: Array, kind: np.dtype[Any]) -> Value:
     """round(x) + zero, kept within a type: zero + clamp(round(x), lowest - zero, highest - zero)."""
-    low, high = (call.f.sub(call.entries(end), zero) for end in _ends(kind))
+    low, high = _range(call, zero, kind)
     rounded = call.f.function("clamp", *np.broadcast_arrays(x, low, high))
     return Value(call.f.add(rounded, zero), whole=True, grid=("q", kind.name))
 
 
+def _zeros(call: Call, x: Any, zero: Any, axis: int, block: int = 0) -> Array:
+    return call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
+
+
 def _centred(call: Call, x: Any, zero: Any, axis: int, block: int = 0) -> Array:
     """Quantised numbers less their zero points."""
-    entries = call.entries(x)
-    return entries if zero is None else call.f.sub(entries, call.entries(_along(call, x, zero, axis, block)))
+    return call.f.sub(call.entries(x), _zeros(call, x, zero, axis, block))
 
 
 def _scale(call: Call, x: Any, scale: Any, axis: int, block: int = 0) -> Array:
@@ -83,8 +88,7 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     stated = call.get("output_dtype") or TensorProto.UINT8
     kind = _type(zero) or np.dtype(helper.tensor_dtype_to_np_dtype(stated))
     x = call.lift(x)
-    scales = _scale(call, x, scale, axis, block)
-    zeros = call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
+    scales, zeros = _scale(call, x, scale, axis, block), _zeros(call, x, zero, axis, block)
     numbers = call.f.mul(x.entries, call.f.inv(scales))
     if x.grid and x.grid == _grid(call, scales, zeros, kind):  # it was quantised so before
         return Value(call.f.add(numbers, zeros), whole=True, grid=("q", kind.name))
@@ -94,8 +98,7 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
 @operator("DequantizeLinear")
 def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     axis, block, kind = call.get("axis", 1), call.get("block_size", 0), _type(x)
-    scales = _scale(call, x, scale, axis, block)
-    zeros = call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
+    scales, zeros = _scale(call, x, scale, axis, block), _zeros(call, x, zero, axis, block)
     grid = _grid(call, scales, zeros, None if kind is None or is_float(np.zeros((), kind)) else kind)
     return Value(call.f.mul(call.f.sub(call.entries(x), zeros), scales), grid=grid)
 
@@ -134,9 +137,9 @@ def _matmul_to_float(
 
 
 @operator("DynamicQuantizeMatMul")
-def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None, bias: Any = None) -> Any:
+def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, *further: Any) -> Any:
     number, scale, zero = _dynamic(call, x)
-    return _matmul_to_float(call, number, y, scale, y_scale, zero, y_zero, bias)
+    return _matmul_to_float(call, number, y, scale, y_scale, zero, *further)
 
 
 @operator("QLinearMatMul")

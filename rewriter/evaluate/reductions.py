@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, integers, lifted
-from rewriter.evaluate.moves import first
+from rewriter.evaluate.arithmetic import Unsupported, Value, lifted
+from rewriter.evaluate.moves import as_matrix, first
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 # -- reductions
 
 
 def _axes(call: Call, x: Value, axes: Any) -> tuple[int, ...]:
-    stated = integers(axes) if axes is not None else call.get("axes")
+    stated = call.integers("axes", axes)
     if not stated:
         return () if call.get("noop_with_empty_axes", 0) else tuple(range(x.ndim))
     return tuple(sorted(axis % x.ndim for axis in stated))
@@ -37,16 +37,12 @@ def _shaped(call: Call, reduced: Array, axes: tuple[int, ...]) -> Array:
     return np.expand_dims(reduced, axes) if call.get("keepdims", 1) else reduced
 
 
-def _squared(call: Call, entries: Array) -> Array:
-    return call.f.mul(entries, entries)
-
-
 @operator("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum")
 def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
     f, kind, places, keep = call.f, call.kind, _axes(call, x, axes), bool(call.get("keepdims", 1))
     entries = x.entries
     if kind in ("ReduceSumSquare", "ReduceL2"):
-        entries = _squared(call, entries)
+        entries = f.mul(entries, entries)
     if kind == "ReduceL1":
         entries = np.where(f.sign(entries) < 0, f.neg(entries), entries)
     total = f.total(entries, places, keepdims=keep)
@@ -70,12 +66,12 @@ def _reduced_product(call: Call, x: Value, axes: Any = None) -> Any:
 @operator("ReduceMax", "ReduceMin")
 def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
     places, largest = _axes(call, x, axes), call.kind == "ReduceMax"
-    flat = _flat(call.f.order(x.entries), places)
+    order = _flat(call.f.order(x.entries), places)
     if x.masks is not None:  # the largest is one with the fewest masking constants, the smallest one with the most
         masks = _flat(x.masks, places)
         most = (masks.min if largest else masks.max)(-1, keepdims=True)
-        flat = np.where(masks == most, flat, flat.dtype.type(0 if largest else 2**64 - 1))
-    picked = (flat.argmax if largest else flat.argmin)(-1)[..., None]
+        order = np.where(masks == most, order, order.dtype.type(0 if largest else 2**64 - 1))
+    picked = (order.argmax if largest else order.argmin)(-1)[..., None]
 
     def pick(t: Array) -> Array:
         return _shaped(call, np.take_along_axis(_flat(t, places), picked, -1)[..., 0], places)
@@ -86,27 +82,24 @@ def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
 @operator("ReduceLogSumExp")
 def _log_sum_exp(call: Call, x: Value, axes: Any = None) -> Any:
     places = _axes(call, x, axes)
-    anchor, _, total = _exponentials(
-        call, _flat(x.entries, places), None if x.masks is None else _flat(x.masks, places)
-    )
+    masks = None if x.masks is None else _flat(x.masks, places)
+    anchor, _, total = _exponentials(call, _flat(x.entries, places), masks)
     return Value(_shaped(call, call.f.add(anchor, call.f.log(total))[..., 0], places))
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool")
 def _pooled(call: Call, x: Value) -> Any:
-    name = "ReduceMean" if call.kind == "GlobalAveragePool" else "ReduceMax"
-    return call.apply(name, x, axes=list(range(2, x.ndim)))
+    return call.apply("ReduceMean" if call.kind == "GlobalAveragePool" else "ReduceMax", x, axes=range(2, x.ndim))
 
 
 @operator("CumSum")
 def _cumulative(call: Call, x: Any, axis: Any) -> Any:
     x = call.lift(x)
-    entries = np.moveaxis(x.entries, first(axis), -1)
-    entries = entries[..., ::-1] if call.get("reverse") else entries
+    turned = slice(None, None, -1 if call.get("reverse") else 1)
+    entries = np.moveaxis(x.entries, first(axis), -1)[..., turned]
     if call.get("exclusive"):
         entries = np.concatenate([np.zeros_like(entries[..., :1]), entries[..., :-1]], -1)
-    made = call.f.reduced(np.cumsum(entries, -1))
-    made = made[..., ::-1] if call.get("reverse") else made
+    made = call.f.reduced(np.cumsum(entries, -1))[..., turned]
     return Value(np.moveaxis(made, -1, first(axis)), whole=x.whole)
 
 
@@ -160,10 +153,7 @@ def _softmax(call: Call, x: Value) -> Any:
     compute: Callable[[Call, Value, int], Value] = softmax if call.kind == "Softmax" else log_softmax
     if call.opset >= 13:
         return compute(call, x, call.get("axis", -1))
-    axis = call.get("axis", 1)
-    axis = axis + x.ndim if axis < 0 else axis
-    dims = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    made = compute(call, call.move(x, lambda t: t.reshape(dims)), -1)
+    made = compute(call, call.move(x, lambda t: as_matrix(t, call.get("axis", 1))), -1)
     masks = None if made.masks is None else made.masks.reshape(x.shape)
     return Value(made.entries.reshape(x.shape), masks, made.origin)
 
@@ -196,57 +186,44 @@ def _top_k(call: Call, x: Value, k: Any = None) -> Any:
 # -- norms
 
 
-def normalised(
-    call: Call, entries: Array, axes: tuple[int, ...], epsilon: float, *, centred: bool = True
+def _normalised(
+    call: Call, entries: Array, axes: tuple[int, ...], epsilon: float = 1e-5, *, centred: bool = True
 ) -> tuple[Array, Array, Array]:
     """(x - mean) / sqrt(variance + epsilon), the mean, and 1 / sqrt(variance + epsilon)."""
     f, count = call.f, call.f.rational(Fraction(1, math.prod(entries.shape[axis] for axis in axes)))
     mean = f.mul(f.total(entries, axes, keepdims=True), count)
     difference = f.sub(entries, mean) if centred else entries
-    variance = f.mul(f.total(_squared(call, difference), axes, keepdims=True), count)
-    scale = f.inv(f.sqrt(f.add(variance, call.number(epsilon))))
+    variance = f.mul(f.total(f.mul(difference, difference), axes, keepdims=True), count)
+    scale = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", epsilon)))))
     return f.mul(difference, scale), mean, scale
 
 
-def _scaled(call: Call, entries: Array, scale: Any, bias: Any) -> Array:
-    f = call.f
-    if scale is not None:
-        entries = f.mul(entries, call.lift(scale, scalar=False).entries)
-    return entries if bias is None else f.add(entries, call.lift(bias, scalar=False).entries)
-
-
 def layer_norm(
-    call: Call, x: Any, scale: Any, bias: Any, *, axis: int = -1, epsilon: float = 1e-5, centred: bool = True
+    call: Call, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, centred: bool = True
 ) -> tuple[Value, Value, Value]:
-    """A norm over the axes from `axis` on; the mean and the inverse deviation."""
-    entries = call.entries(x)
-    axes = tuple(range(axis % entries.ndim, entries.ndim))
-    made, mean, inverse = normalised(call, entries, axes, epsilon, centred=centred)
-    return Value(_scaled(call, made, scale, bias)), Value(mean), Value(inverse)
+    """A norm over the last axes; the mean and the inverse deviation. `epsilon`: that of an operator without one."""
+    f, entries = call.f, call.entries(x)
+    axes = tuple(range(call.get("axis", -1) % entries.ndim, entries.ndim))
+    made, mean, inverse = _normalised(call, entries, axes, epsilon, centred=centred)
+    if scale is not None:
+        made = f.mul(made, call.lift(scale, scalar=False).entries)
+    if bias is not None:
+        made = f.add(made, call.lift(bias, scalar=False).entries)
+    return Value(made), Value(mean), Value(inverse)
 
 
-@operator("LayerNormalization")
+@operator("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 def _layer_norm(call: Call, x: Any, scale: Any = None, bias: Any = None) -> Any:
-    return layer_norm(call, x, scale, bias, axis=call.get("axis", -1), epsilon=call.get("epsilon", 1e-5))
+    made, mean, inverse = layer_norm(call, x, scale, bias, centred=call.kind == "LayerNormalization")
+    return (made, mean, inverse) if call.kind == "LayerNormalization" else (made, inverse)
 
 
-@operator("SimplifiedLayerNormalization", "RMSNormalization")
-def _rms_norm(call: Call, x: Any, scale: Any = None) -> Any:
-    axis, epsilon = call.get("axis", -1), call.get("epsilon", 1e-5)
-    made, _, inverse = layer_norm(call, x, scale, None, axis=axis, epsilon=epsilon, centred=False)
-    return made, inverse
-
-
-@operator("SkipLayerNormalization", domain=MICROSOFT)
-def _skip_layer_norm(call: Call, x: Any, skip: Any, scale: Any, beta: Any = None, bias: Any = None) -> Any:
+@operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def _skip_layer_norm(call: Call, x: Any, skip: Any, scale: Any, *biases: Any) -> Any:
+    centred = call.kind == "SkipLayerNormalization"
+    beta, bias = [*biases, None, None][:2] if centred else [None, *biases, None][:2]
     total = _with_skip(call, x, skip, bias)
-    return (*layer_norm(call, total, scale, beta, epsilon=call.get("epsilon", 1e-12)), total)
-
-
-@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def _skip_rms_norm(call: Call, x: Any, skip: Any, scale: Any, bias: Any = None) -> Any:
-    total = _with_skip(call, x, skip, bias)
-    return (*layer_norm(call, total, scale, None, epsilon=call.get("epsilon", 1e-12), centred=False), total)
+    return (*layer_norm(call, total, scale, beta, centred=centred, epsilon=1e-12), total)
 
 
 def _with_skip(call: Call, x: Any, skip: Any, bias: Any) -> Value:
@@ -267,7 +244,7 @@ def _embed_layer_norm(
         total = call.evaluator.rows(places, positions, decided=names[8] in decided)
     kind = None if kinds is None else call.evaluator.rows(segments, kinds, decided=names[1] in decided)
     total = _with_skip(call, call.evaluator.rows(words, ids, decided=names[0] in decided), total, kind)
-    made = layer_norm(call, total, scale, bias, epsilon=call.get("epsilon", 1e-12))[0]
+    made = layer_norm(call, total, scale, bias, epsilon=1e-12)[0]
     lengths = np.zeros(ids.shape[0], np.int32) if mask is None else mask.sum(1).astype(np.int32)
     return made, lengths, total
 
@@ -282,7 +259,7 @@ def _group_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
     entries, groups = call.entries(x), call.get("num_groups", x.shape[1])
     n, channels, *rest = entries.shape
     grouped = entries.reshape(n, groups, channels // groups * math.prod(rest))
-    made = normalised(call, grouped, (2,), call.get("epsilon", 1e-5))[0].reshape(entries.shape)
+    made = _normalised(call, grouped, (2,))[0].reshape(entries.shape)
     scale, bias = (_by_channel(call, each, entries.ndim) for each in (scale, bias))
     scale, bias = (np.repeat(each, channels // each.shape[0], 0) for each in (scale, bias))
     return Value(call.f.add(call.f.mul(made, scale), bias))

@@ -48,17 +48,12 @@ def _sub(call: Call, x: Any, y: Any) -> Any:
     return Value(call.f.sub(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
-@elementwise("Sum")
+@elementwise("Sum", "Mean")
 def _sum(call: Call, x: Any, *others: Any) -> Any:
-    total = call.lift(x)
-    for each in others:
-        total = add(call, total, each)
-    return total
-
-
-@elementwise("Mean")
-def _mean(call: Call, *operands: Any) -> Any:
-    return Value(call.f.mul(_sum(call, *operands).entries, call.f.rational(Fraction(1, len(operands)))))
+    total = functools.reduce(functools.partial(add, call), others, call.lift(x))
+    if call.kind == "Sum":
+        return total
+    return Value(call.f.mul(total.entries, call.f.rational(Fraction(1, 1 + len(others)))))
 
 
 @elementwise("Mul")
@@ -79,22 +74,13 @@ def div(call: Call, x: Any, y: Any) -> Any:
         _, base, axes, keepdims = y.origin
         if keepdims and len(axes) == 1:
             return softmax(call, base, axes[0])
-    entries = f.mul(x.entries, inverted(f, y.entries))
+    same = y.size > 1 and bool((y.entries == y.entries.flat[0]).all())
+    entries = f.mul(x.entries, f.inv(y.entries.flat[0] if same else y.entries))
+    entries = np.broadcast_to(entries, np.broadcast_shapes(x.shape, y.shape))
     if x.whole and y.whole:
         return Value(f.odd("truncated", entries), whole=True)
     masks = None if x.masks is None or not positive else np.broadcast_to(x.masks, entries.shape)
     return Value(entries, masks)
-
-
-def inverted(f: Arithmetic, entries: Array) -> Array:
-    """1 / x; once, where all entries are the same."""
-    same = entries.size > 1 and bool((entries == entries.flat[0]).all())
-    return np.broadcast_to(f.inv(entries.flat[0]), entries.shape) if same else f.inv(entries)
-
-
-@elementwise("Neg")
-def _neg(call: Call, x: Value) -> Any:
-    return Value(call.f.neg(x.entries), whole=x.whole)
 
 
 @elementwise("Pow")
@@ -150,8 +136,10 @@ def _absolute(f: Arithmetic, x: Array) -> Array:
     return np.where(f.sign(x) < 0, f.neg(x), x)
 
 
-def _softsign(f: Arithmetic, x: Array) -> Array:
-    return f.mul(x, f.inv(f.add(f.rational(1), _absolute(f, x))))
+def _minus_one(f: Arithmetic, x: Array) -> Array:
+    """exp(x) - 1, as 2 tanh(x / 2) / (1 - tanh(x / 2)), which is exact for small x."""
+    half = f.tanh(f.mul(x, f.rational(_HALF)))
+    return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
 
 
 NONLINEAR = frozenset(
@@ -164,6 +152,7 @@ NONLINEAR = frozenset(
 """Activation operators, and operators that occur almost only inside expanded activations."""
 
 _UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
+    "Neg": lambda f, x: f.neg(x),
     "Reciprocal": lambda f, x: f.inv(x),
     "Sqrt": lambda f, x: f.sqrt(x),
     "Sigmoid": lambda f, x: f.sigmoid(x),
@@ -172,40 +161,25 @@ _UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
     "Relu": lambda f, x: f.maximum(x, np.zeros_like(x)),
     "Abs": _absolute,
     "Sign": lambda f, x: f.reduced(f.sign(x)),
-    "Softsign": _softsign,
+    "Softsign": lambda f, x: f.mul(x, f.inv(f.add(f.rational(1), _absolute(f, x)))),
     "Mish": lambda f, x: f.mul(x, f.tanh(f.softplus(x))),
+    "Floor": lambda f, x: f.function("floor", x),
+    "Ceil": lambda f, x: f.neg(f.function("floor", f.neg(x))),
 }
-_WHOLE = {"Relu", "Abs", "Sign"}
-_ODD = ("Erf", "Sin", "Tan", "Asin", "Atan", "Sinh", "Asinh", "Atanh")
+_WHOLE, _ROUNDED = {"Neg", "Relu", "Abs", "Sign"}, {"Floor", "Ceil", "Round"}
+_ODD = ("Erf", "Sin", "Tan", "Asin", "Atan", "Sinh", "Asinh", "Atanh", "Round")
+_EVEN, _OTHER = ("Cos", "Cosh"), ("Acos", "Acosh")
 
 
-@elementwise(*_UNARY)
+@elementwise(*_UNARY, *_ODD, *_EVEN, *_OTHER)
 def _unary(call: Call, x: Value) -> Any:
-    return Value(_UNARY[call.kind](call.f, x.entries), whole=x.whole and call.kind in _WHOLE)
-
-
-@elementwise(*_ODD)
-def _odd(call: Call, x: Value) -> Any:
-    return Value(call.f.odd(call.kind.lower(), x.entries))
-
-
-@elementwise("Cos", "Cosh")
-def _even(call: Call, x: Value) -> Any:
-    return Value(call.f.even(call.kind.lower(), x.entries))
-
-
-@elementwise("Acos", "Acosh")
-def _function(call: Call, x: Value) -> Any:
-    return Value(call.f.function(call.kind.lower(), x.entries))
-
-
-@elementwise("Floor", "Ceil", "Round")
-def _rounded(call: Call, x: Value) -> Any:
-    f = call.f
-    if call.kind == "Ceil":
-        return Value(f.neg(f.function("floor", f.neg(x.entries))), origin=("rounded",))
-    name = call.kind.lower()
-    return Value(f.odd(name, x.entries) if name == "round" else f.function(name, x.entries), origin=("rounded",))
+    f, name = call.f, call.kind
+    if name in _UNARY:
+        entries = _UNARY[name](f, x.entries)
+    else:
+        law = f.odd if name in _ODD else f.even if name in _EVEN else f.function
+        entries = law(name.lower(), x.entries)
+    return Value(entries, origin=("rounded",) if name in _ROUNDED else None, whole=x.whole and name in _WHOLE)
 
 
 @elementwise("IsNaN")
@@ -215,12 +189,8 @@ def _is_nan(call: Call, x: Value) -> Any:
 
 @elementwise("IsInf")
 def _is_inf(call: Call, x: Value) -> Any:
-    infinite = np.zeros(x.shape, bool)
-    if call.get("detect_negative", 1):
-        infinite |= (x.entries == -np.inf) | (masks_of(x) >= INFINITE)
-    if call.get("detect_positive", 1):
-        infinite |= x.entries == np.inf
-    return infinite
+    below, above = (x.entries == -np.inf) | (masks_of(x) >= INFINITE), x.entries == np.inf
+    return (below & bool(call.get("detect_negative", 1))) | (above & bool(call.get("detect_positive", 1)))
 
 
 # -- activations
@@ -245,12 +215,6 @@ def _elu(call: Call, x: Value) -> Any:
     return Value(f.mul(made, call.number(call.get("gamma", 1.05070102214813232421875))) if selu else made)
 
 
-def _minus_one(f: Arithmetic, x: Array) -> Array:
-    """exp(x) - 1, as 2 tanh(x / 2) / (1 - tanh(x / 2)), which is exact for small x."""
-    half = f.tanh(f.mul(x, f.rational(_HALF)))
-    return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
-
-
 @elementwise("Shrink")
 def _shrink(call: Call, x: Value) -> Any:
     f, entries = call.f, x.entries
@@ -259,43 +223,27 @@ def _shrink(call: Call, x: Value) -> Any:
     return Value(np.where(low, f.add(entries, bias), np.where(high, f.sub(entries, bias), 0)))
 
 
-@elementwise("HardSigmoid")
+@elementwise("HardSigmoid", "HardSwish")
 def _hard_sigmoid(call: Call, x: Value) -> Any:
-    return Value(_clamped_line(call, x, call.number(call.get("alpha", 0.2)), call.number(call.get("beta", 0.5))))
-
-
-@elementwise("HardSwish")
-def _hard_swish(call: Call, x: Value) -> Any:
-    line = _clamped_line(call, x, call.f.rational(Fraction(1, 6)), call.f.rational(_HALF))
-    return Value(call.f.mul(x.entries, line))
-
-
-def _clamped_line(call: Call, x: Value, slope: Any, offset: Any) -> Array:
-    f = call.f
+    f, swish = call.f, call.kind == "HardSwish"
+    slope = f.rational(Fraction(1, 6)) if swish else call.number(call.get("alpha", 0.2))
+    offset = f.rational(_HALF) if swish else call.number(call.get("beta", 0.5))
     line = f.add(f.mul(x.entries, slope), offset)
-    return f.minimum(f.maximum(line, np.zeros_like(line)), np.ones_like(line))  # in the order of Clip
-
-
-def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
-    """x times the normal distribution function of x, or its approximation by tanh."""
-    f = call.f
-    halved = f.mul(x, f.rational(_HALF))
-    if approximate == "tanh":
-        cubic = f.add(x, f.mul(real(call, 0.044715), f.power(x, 3)))
-        return f.mul(halved, f.add(f.rational(1), f.tanh(f.mul(cubic, real(call, math.sqrt(2 / math.pi))))))
-    return f.mul(halved, f.add(f.rational(1), f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))))
+    made = f.minimum(f.maximum(line, np.zeros_like(line)), np.ones_like(line))  # in the order of Clip
+    return Value(f.mul(x.entries, made) if swish else made)
 
 
 @elementwise("Gelu")
-@elementwise("Gelu", domain=MICROSOFT)
-def _gelu(call: Call, x: Value) -> Any:
-    return Value(gelu(call, x.entries, call.text("approximate", "none")))
-
-
-@elementwise("BiasGelu", "FastGelu", domain=MICROSOFT)
-def _bias_gelu(call: Call, x: Any, bias: Any = None) -> Any:
-    total = call.lift(x) if bias is None else add(call, x, bias)
-    return Value(gelu(call, total.entries, "tanh" if call.kind == "FastGelu" else "none"))
+@elementwise("Gelu", "BiasGelu", "FastGelu", domain=MICROSOFT)
+def _gelu(call: Call, x: Any, bias: Any = None) -> Any:
+    """x times the normal distribution function of x, or its approximation by tanh."""
+    f, x = call.f, (call.lift(x) if bias is None else add(call, x, bias)).entries
+    if call.kind == "FastGelu" or call.text("approximate") == "tanh":
+        cubic = f.add(x, f.mul(real(call, 0.044715), f.power(x, 3)))
+        bent = f.tanh(f.mul(cubic, real(call, math.sqrt(2 / math.pi))))
+    else:
+        bent = f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))
+    return Value(f.mul(f.mul(x, f.rational(_HALF)), f.add(f.rational(1), bent)))
 
 
 @elementwise("Swish")
@@ -330,11 +278,15 @@ def activated(call: Call, x: Value) -> Value:
         return x
     if name not in _ACTIVATIONS:
         raise Unsupported(f"the activation {name}")
-    names = _ACTIVATIONS[name]
-    numbers = dict(zip(names, call.get("activation_params", ()), strict=False))
-    numbers |= {each: call.get(f"activation_{each}") for each in names if f"activation_{each}" in call.attributes}
-    made: Value = call.apply(name, x, **numbers)
+    made: Value = call.apply(name, x, **activation_numbers(name, call.attributes))
     return made
+
+
+def activation_numbers(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of the activation: FusedGemm has `activation_alpha`, FusedConv a list `activation_params`."""
+    names = _ACTIVATIONS[name]
+    numbers = dict(zip(names, attributes.get("activation_params", ()), strict=False))
+    return numbers | {each: attributes[f"activation_{each}"] for each in names if f"activation_{each}" in attributes}
 
 
 # -- order
@@ -342,15 +294,12 @@ def activated(call: Call, x: Value) -> Value:
 
 @elementwise("Max", "Min")
 def _extreme(call: Call, x: Any, *others: Any) -> Any:
-    made = call.lift(x)
-    for each in others:
-        made = extreme(call, made, call.lift(each), largest=call.kind == "Max")
-    return made
+    return functools.reduce(functools.partial(_larger, call), map(call.lift, others), call.lift(x))
 
 
-def extreme(call: Call, x: Value, y: Value, *, largest: bool) -> Value:
-    """The larger or the smaller entry; one with more masking constants is below any other."""
-    f = call.f
+def _larger(call: Call, x: Value, y: Value) -> Value:
+    """The larger entry, or the smaller; one with more masking constants is below any other."""
+    f, largest = call.f, call.kind == "Max"
     entries, masks = (f.maximum if largest else f.minimum)(x.entries, y.entries), None
     if x.masks is not None or y.masks is not None:
         above, below = masks_of(x) < masks_of(y), masks_of(x) > masks_of(y)
@@ -363,12 +312,11 @@ def extreme(call: Call, x: Value, y: Value, *, largest: bool) -> Value:
 @elementwise("Clip")
 def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     made = call.lift(x)
-    for name, bound in (("min", low), ("max", high)):
+    for name, bound, extreme in (("min", low, call.f.maximum), ("max", high, call.f.minimum)):
         stated = np.float32(call.get(name)) if bound is None and name in call.attributes else bound
         if stated is not None and not _unreached(call, stated, below=name == "min"):
             # Not as Max, for which a large negative number is a mask: this one acts.
-            extreme_of = call.f.maximum if name == "min" else call.f.minimum
-            entries, masks = extreme_of(made.entries, call.entries(stated)), made.masks
+            entries, masks = extreme(made.entries, call.entries(stated)), made.masks
             if name == "min" and isinstance(stated, (np.ndarray, np.generic)) and masks is not None:
                 lowest = np.asarray(stated, np.float64) > getattr(call.f, "low", -np.inf)
                 entries = np.where(lowest & (masks >= INFINITE), call.entries(stated), entries)
@@ -391,16 +339,7 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
     return True
 
 
-_COMPARED: Mapping[str, Callable[[Array], Array]] = {
-    "Less": lambda sign: sign < 0,
-    "LessOrEqual": lambda sign: sign <= 0,
-    "Greater": lambda sign: sign > 0,
-    "GreaterOrEqual": lambda sign: sign >= 0,
-    "Equal": lambda sign: sign == 0,
-}
-
-
-@elementwise(*_COMPARED)
+@elementwise("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 def _compared(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     difference = call.f.sub(x.entries, y.entries)
@@ -409,7 +348,7 @@ def _compared(call: Call, x: Any, y: Any) -> Any:
     if x.masks is not None or y.masks is not None:
         more = masks_of(x) - masks_of(y)
         sign = np.where(more == 0, sign, -np.sign(more))
-    return _COMPARED[call.kind](sign)
+    return INTEGERS[call.kind](sign, 0)
 
 
 @elementwise("Mod")

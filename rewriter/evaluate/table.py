@@ -20,28 +20,20 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Arithmetic, Value
+from rewriter.evaluate.arithmetic import Arithmetic, Value, integers
 
 MICROSOFT = "com.microsoft"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One node, as it is evaluated.
-
-    Attributes:
-        node: the node.
-        kind: its operator, or the one that is applied as a part of it.
-        attributes: those that it has.
-        evaluator: the evaluation that it is part of.
-        decided: whether an operand depends on the *values* of an integer input (token ids, positions, a mask).
-    """
+    """One node, as it is evaluated."""
 
     node: onnx.NodeProto
-    kind: str
+    kind: str  # its operator, or the one that is applied as a part of it
     attributes: Mapping[str, Any]
     evaluator: Any  # `rewriter.evaluate.evaluator.Evaluator`, which imports the rows
-    decided: bool = False
+    decided: bool = False  # an operand depends on the *values* of an integer input (token ids, positions, a mask)
 
     @property
     def f(self) -> Arithmetic:
@@ -54,12 +46,15 @@ class Call:
         return int(self.evaluator.opsets.get("", 1))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute."""
         return self.attributes.get(name, default)
+
+    def integers(self, name: str, operand: Any, default: Any = None) -> Any:
+        """Integers that are an operand, or in earlier opsets an attribute."""
+        return self.get(name, default) if operand is None else integers(operand)
 
     def text(self, name: str, default: str = "") -> str:
         """An attribute that is a string."""
-        value = self.attributes.get(name, default)
+        value = self.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
     def apply(self, name: str, *operands: Any, domain: str = "", **attributes: Any) -> Any:
@@ -68,7 +63,6 @@ class Call:
         return tuple_of(found(Call(self.node, name, attributes, self.evaluator, self.decided), *operands))[0]
 
     def lift(self, x: Any, *, scalar: bool = True) -> Value:
-        """An operand as entries."""
         return self.f.lift(x, scalar=scalar)
 
     def entries(self, x: Any) -> Array:
@@ -94,11 +88,8 @@ MOVES: set[str] = set()
 """Operators that move data: each entry of the output is one of an operand's, or a constant."""
 ALWAYS: set[str] = set()
 """Operators whose rows are used for plain arrays too, instead of the runtime's kernel."""
-
-
 ELEMENTWISE: set[tuple[str, str]] = set()
 """Operators that compute an entry from entries at the same place."""
-
 PRODUCTS: set[str] = set()
 """Operators that multiply by a weight."""
 TABLES: set[str] = set()
@@ -106,14 +97,9 @@ TABLES: set[str] = set()
 
 
 def operator(
-    *names: str,
-    domain: str = "",
-    moves: bool = False,
-    always: bool = False,
-    elementwise: bool = False,
-    product: bool = False,
-    table: bool = False,
-) -> Callable[[Operator], Operator]:
+    *names: str, domain: str = "", moves: bool = False, always: bool = False, elementwise: bool = False,
+    product: bool = False, table: bool = False,
+) -> Callable[[Operator], Operator]:  # fmt: skip
     """Register the row of operators."""
 
     def put(function: Operator) -> Operator:

@@ -51,12 +51,9 @@ class Constants:
     """Computes constants of one view, which must not change meanwhile; only small ones are kept."""
 
     def __init__(
-        self,
-        view: GraphView,
-        read: Read = small,
-        sizes: Sizes = lambda _: None,
+        self, view: GraphView, read: Read = small, sizes: Sizes = lambda _: None,
         given: Mapping[str, AnyArray] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`given`: values of inputs."""
         self._view, self._read, self._sizes = view, read, sizes
         known = product((given or {}).items(), (False, True))
@@ -79,9 +76,8 @@ class Constants:
         if tensor in self._view.initializers:
             return tuple(self._view.initializers[tensor].dims)
         inferred = self._view.type_of(tensor).shape
-        known = tuple(dim for dim in inferred or () if isinstance(dim, int))
-        if inferred is not None and len(known) == len(inferred):
-            return known
+        if inferred is not None and all(isinstance(dim, int) for dim in inferred):
+            return tuple(dim for dim in inferred if isinstance(dim, int))
         value = self.value(tensor)
         return None if value is None else value.shape
 
@@ -105,9 +101,8 @@ class Constants:
     def of(self, tensor: str, depth: int = 0, *, wide: bool = False) -> AnyArray:
         """The value of a constant; floating-point results of nodes are float64 if `wide`.
 
-        Raises:
-            LostError: it depends on the inputs, on an unknown size, or on an operator that is not in `COMPUTED`.
-            Exception: any, for nodes that no runtime would run.
+        Raises LostError if it depends on the inputs, on an unknown size, or on an operator that is not in `COMPUTED`,
+        and any exception for nodes that no runtime would run.
         """
         known = self._kept.get((tensor, wide))
         if known is None:
@@ -156,8 +151,8 @@ class Constants:
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
     def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
-        given = attributes(node)
-        value = numpy_helper.to_array(given["value"]).reshape(()) if "value" in given else np.zeros((), np.float32)
+        stated = attributes(node).get("value")
+        value = np.zeros((), np.float32) if stated is None else numpy_helper.to_array(stated).reshape(())
         value = operands[0] if node.op_type == "Expand" else value
         shape = np.broadcast_shapes(value.shape, tuple(int(size) for size in operands[-1].reshape(-1)))
         if prod(shape) > _MAX_COMPUTED:

@@ -145,7 +145,7 @@ def _state_defaults(model: onnx.ModelProto) -> bool:
     return True
 
 
-def by_definition(model: onnx.ModelProto, operators: Collection[Name]) -> onnx.ModelProto:
+def by_definition(model: onnx.ModelProto, operators: Collection[tuple[str, str]]) -> onnx.ModelProto:
     """The model with operators of ONNX expanded by their definitions, their defaults stated, which onnx omits."""
     version = opsets(model.opset_import).get("", 1)
     for node in iter_nodes(model.graph.node):

@@ -17,9 +17,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from rewriter.evaluate.scalar import activation_numbers
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.elementwise import MICROSOFT
-from rewriter.graph.view import key_of
+from rewriter.graph.view import attributes, key_of
 from rewriter.graph.walk import all_graphs, own_names
 
 Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
@@ -43,7 +44,7 @@ class Writer:
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
 
     def number(self, name: str, default: float) -> float:
-        return next((each.f for each in self.node.attribute if each.name == name), default)
+        return float(attributes(self.node).get(name, default))
 
     def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
         """Append a node and return its output."""
@@ -93,31 +94,25 @@ def with_parts(
 
     A node stays if an intermediate tensor of its expansion already exists.
     """
-    graphs, taken = list(all_graphs(model.graph)), names_in(model)
-    nodes = [[part for node in graph.node for part in apart(node, parts_of(node), taken)] for graph in graphs]
+    graphs = list(all_graphs(model.graph))
+    taken = set[str]().union(*map(own_names, graphs))
+
+    def apart(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
+        parts = parts_of(node)
+        if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
+            return [node]
+        for part in parts:
+            if part is not node:
+                part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
+        return parts
+
+    nodes = [[part for node in graph.node for part in apart(node)] for graph in graphs]
     if all(len(made) == len(graph.node) for made, graph in zip(nodes, graphs, strict=True)):
         return model
     model = deepcopy(model)
     for graph, made in zip(all_graphs(model.graph), nodes, strict=True):
         set_nodes(graph, made)
     return model
-
-
-def names_in(model: onnx.ModelProto) -> set[str]:
-    """The names of all tensors."""
-    return set[str]().union(*map(own_names, all_graphs(model.graph)))
-
-
-def apart(
-    node: onnx.NodeProto, parts: Sequence[onnx.NodeProto] | None, taken: Container[str]
-) -> Sequence[onnx.NodeProto]:
-    """The parts of a node; the node itself if it has none, or if an intermediate tensor already exists."""
-    if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
-        return [node]
-    for part in parts:
-        if part is not node:
-            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
-    return parts
 
 
 def _written(*texts: str) -> Definition:
@@ -136,13 +131,12 @@ def _written(*texts: str) -> Definition:
         if function is None:
             return None
         given, names = {each.name: each for each in node.attribute}, dict(zip(function.input, operands, strict=True))
-        parts = []
+        parts: list[onnx.NodeProto] = []
         for place, part in enumerate(function.node, 1):
             last, (output,) = place == len(function.node), part.output
             inputs = [names[name] for name in part.input]
             parts.append(step(node, part.op_type, inputs, last, part.domain, "" if last else output))
-            stated = [given[each.name] for each in part.attribute if each.name in given]
-            parts[-1].attribute.extend(stated)
+            parts[-1].attribute.extend(given[each.name] for each in part.attribute if each.name in given)
             names[output] = parts[-1].output[0]
         return parts
 
@@ -161,33 +155,19 @@ def _fused_linear(operator: str) -> Definition:
     """FusedGemm and FusedConv: the linear operator, then the activation that its attributes name."""
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        given = {attribute.name: attribute for attribute in node.attribute}
-        activation = given["activation"].s.decode("utf-8", "replace") if "activation" in given else ""
+        given = attributes(node)
+        activation = given.get("activation", b"").decode("utf-8", "replace")
         # The fourth input of FusedConv is a tensor that is added before the activation.
-        if activation not in _ACTIVATION_PARAMETERS or len(node.input) > 3:
+        if activation not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid") or len(node.input) > 3:
             return None
         linear = step(node, operator, list(node.input), last=False)
-        linear.attribute.extend(a for name, a in given.items() if not name.startswith("activation"))
+        linear.attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
         result = step(node, activation, list(linear.output), last=True)
-        # FusedGemm has `activation_alpha`, FusedConv a list `activation_params`.
-        names = _ACTIVATION_PARAMETERS[activation]
-        values = dict(
-            zip(names, given["activation_params"].floats if "activation_params" in given else (), strict=False)
-        )
-        values |= {name: given[f"activation_{name}"].f for name in names if f"activation_{name}" in given}
-        result.attribute.extend(helper.make_attribute(*each) for each in values.items())
+        numbers = activation_numbers(activation, given)
+        result.attribute.extend(helper.make_attribute(*each) for each in numbers.items())
         return [linear, result]
 
     return lowered
-
-
-# onnxruntime's graph optimiser writes FusedGemm and FusedConv. Their activations are named like ONNX operators, and
-# these are the attributes that the operators take, in the order of `activation_params`.
-_ACTIVATION_PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Relu", "Sigmoid", "Tanh"), ()),
-    **dict.fromkeys(("LeakyRelu", "Elu"), ("alpha",)),
-    "HardSigmoid": ("alpha", "beta"),
-}
 
 
 def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
@@ -219,10 +199,6 @@ def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
     return axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix)
 
 
-_SKIP_EPSILON = 1e-12
-"""The epsilon of a normalisation of a sum; without one, plain normalisations take 1e-5."""
-
-
 def _skip_norm(operator: str) -> Definition:
     """The normalisation of input + skip (+ bias), and the sum itself where it is an output."""
 
@@ -236,8 +212,8 @@ def _skip_norm(operator: str) -> Definition:
         biased = f"{total}/biased" if bias else data  # optimisers put the tensor that the bias belongs to first
         parts = [helper.make_node("Add", [data, bias], [biased])] if bias else []
         parts.append(helper.make_node("Add", [biased, skip], [total]))
-        epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), _SKIP_EPSILON)
-        operands = [total, scale, *([beta] if beta else [])]
+        epsilon = attributes(node).get("epsilon", 1e-12)  # plain normalisations take 1e-5
+        operands = [total, scale, beta] if beta else [total, scale]
         return [*parts, helper.make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon)]
 
     return lowered

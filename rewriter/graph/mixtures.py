@@ -25,7 +25,7 @@ from onnx import TensorProto
 
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.fused import Writer, with_parts
-from rewriter.graph.view import integer_of, key_of, opsets
+from rewriter.graph.view import attributes, integer_of, key_of, opsets
 from rewriter.graph.walk import all_graphs
 from rewriter.text import quoted
 
@@ -46,8 +46,6 @@ _KERNEL = "onnxruntime's CPU kernel"
 
 def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which mixtures of experts are expanded where possible; the model itself if none is."""
-    if not any(key_of(node) in EXPERTS for graph in all_graphs(model.graph) for node in graph.node):
-        return model
     weights = {tensor.name: tensor for graph in all_graphs(model.graph) for tensor in graph.initializer}
     opset = opsets(model.opset_import).get("", 1)
 
@@ -83,7 +81,7 @@ class _Mixture(Writer):
 
     @cached_property
     def activation(self) -> bytes:
-        return next((each.s for each in self.node.attribute if each.name == "activation_type"), b"relu")
+        return bytes(attributes(self.node).get("activation_type", b"relu"))
 
     @cached_property
     def bits(self) -> int:
@@ -97,7 +95,7 @@ class _Mixture(Writer):
             return integer_of(self.node, name, default)
 
         bits = {chosen(f"fc{each}_expert_weight_bits", self.bits) for each in (1, 2, 3)} | {self.bits}
-        of_integers = all(each.s == b"int" for each in self.node.attribute if each.name == "quant_type")
+        of_integers = attributes(self.node).get("quant_type", b"int") == b"int"
         reasons = [
             (self.activation == b"identity", "its experts have no activation"),
             (
@@ -136,10 +134,8 @@ class _Mixture(Writer):
         each, block = 8 // self.bits, max(integer_of(self.node, "block_size", 0), 0)
         inner = packed * each
         made, wanted = {}, dict[str, list[int]]()
-        for key, rows, columns in (
-            ("fc1", inner * (1 + (self.activation == b"swiglu")), hidden),
-            ("fc2", hidden, inner),
-        ):
+        gated = inner * (1 + (self.activation == b"swiglu"))
+        for key, rows, columns in (("fc1", gated, hidden), ("fc2", hidden, inner)):
             blocks = columns // block if block else 1
             if blocks * (block or columns) != columns or columns % each:
                 return {}

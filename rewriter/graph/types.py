@@ -110,10 +110,10 @@ def _function(key: tuple[str, str]) -> onnx.FunctionProto:
 
 def elem_name(elem_type: int) -> str:
     """The name of an element type in messages; a corrupt model may contain an invalid element type."""
+    if elem_type == onnx.TensorProto.FLOAT:
+        return "float32"
     known = onnx.TensorProto.DataType
-    if elem_type not in known.values():
-        return str(elem_type)
-    return "float32" if elem_type == onnx.TensorProto.FLOAT else known.Name(elem_type).lower()
+    return known.Name(elem_type).lower() if elem_type in known.values() else str(elem_type)
 
 
 def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
@@ -170,8 +170,8 @@ def _in_onnx_terms(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodePro
     """An operator that onnx knows, with the type and shape of a fused one; else the node."""
     if node.domain not in ("com.microsoft", _BLOCKED) or not node.input or len(node.output) != 1:
         return node
-    if node.domain == _BLOCKED and (node.domain, node.op_type) not in _SIMILAR:
-        plain = deepcopy(node)  # Conv and pooling, as onnx has them
+    if node.domain == _BLOCKED and (node.domain, node.op_type) not in _SIMILAR:  # Conv and pooling, as onnx has them
+        plain = deepcopy(node)
         plain.ClearField("domain")
         return plain
     sizes = {attribute.name: attribute.i for attribute in node.attribute}
@@ -217,12 +217,13 @@ def skeleton_of(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Fields are copied one by one, never the whole model, so a model of gigabytes costs kilobytes.
     """
-    of = model.graph
     graph = onnx.GraphProto(
         name="skeleton",  # the name of the model need not be UTF-8
-        node=map(_without_large_constants, of.node),
-        initializer=map(_stub, of.initializer),
-        **{field: getattr(of, field) for field in ("input", "output", "value_info")},
+        node=map(_without_large_constants, model.graph.node),
+        input=model.graph.input,
+        output=model.graph.output,
+        value_info=model.graph.value_info,
+        initializer=map(_stub, model.graph.initializer),
     )
     return onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions, graph=graph

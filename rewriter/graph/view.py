@@ -42,15 +42,11 @@ Place = tuple[Path, str]
 
 @dataclass(frozen=True)
 class Miss:
-    """Why a structure was not found in a graph.
-
-    Attributes:
-        kind: machine-readable: `domain` if only the range of the pre-activations is missing, `attention` for attention.
-    """
+    """Why a structure was not found in a graph."""
 
     reason: str
     node: str
-    kind: Literal["", "domain", "attention"] = ""
+    kind: Literal["", "domain", "attention"] = ""  # `domain` if only the range of the pre-activations is missing
 
 
 class LostError(Exception):
@@ -68,38 +64,25 @@ class LostError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class GraphView:
-    """One scope of a model, indexed.
+    """One scope of a model, indexed."""
 
-    Attributes:
-        where: the empty string for the main graph, else a readable path such as `If_3/then_branch`.
-        nodes: in topological order; everything below refers to them by index.
-        consumers: maps a tensor to the indices of the nodes that read it: a node once per operand, and once if a
-            subgraph of it captures the tensor.
-        overridable: initializers that are graph inputs too, so that a caller may replace them. Empty if the graph lists
-            all of its initializers as inputs: IR version 3 required that and exporters kept the habit, so it does not
-            mean that the weights are meant to be replaced.
-        inputs: names of the graph's inputs, except declarations of initializers.
-        opsets: maps an operator domain to its version; the default domain is the empty string.
-    """
-
-    where: str
-    nodes: tuple[onnx.NodeProto, ...]
+    where: str  # empty for the main graph, else a readable path such as `If_3/then_branch`
+    nodes: tuple[onnx.NodeProto, ...]  # in topological order; everything below refers to them by index
     producer: Mapping[str, int]
-    consumers: Mapping[str, tuple[int, ...]]
+    consumers: Mapping[str, tuple[int, ...]]  # a node once per operand, and once if a body of it captures the tensor
     initializers: Mapping[str, onnx.TensorProto]
+    # Initializers that are graph inputs too, so that a caller may replace them. None if the graph lists all of them as
+    # inputs: IR version 3 required that and exporters kept the habit, so weights are not meant to be replaced.
     overridable: frozenset[str]
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # without declarations of initializers
     outputs: tuple[str, ...]
     types: Mapping[str, TensorType]
-    opsets: Mapping[str, int]
+    opsets: Mapping[str, int]  # by domain; the default domain is the empty string
     path: Path = ()
 
     @cached_property
     def constants(self) -> frozenset[str]:
-        """The tensors that depend on initializers and Constant nodes alone.
-
-        The result of a Transpose or DequantizeLinear of a weight is a constant too.
-        """
+        """The tensors that depend on initializers and Constant nodes alone, such as a transposed weight."""
         constant = set(self.initializers)
         for node in self.nodes:  # in topological order, so one pass finds them all
             # A body may capture anything, so a control-flow node is never counted as constant.
@@ -115,10 +98,7 @@ class GraphView:
 
     @cached_property
     def picked(self) -> Mapping[str, str]:
-        """The tensors that a non-constant index selects from a constant, each with that constant.
-
-        Examples are the weights of one expert out of all, and the embedding of a token.
-        """
+        """The tensors that an index selects from a constant, such as one expert's weights, each with that constant."""
         found: dict[str, str] = {}
         for node in self.nodes:
             if self.is_onnx(node) and node.op_type in PARTS | REARRANGED | _QUANTISING and node.input:
@@ -171,11 +151,9 @@ class GraphView:
             pending += fresh
 
     def type_of(self, tensor: str) -> TensorType:
-        """Element type and shape of `tensor`; unknown parts are 0 and None."""
         return self.types.get(tensor, TensorType.UNKNOWN)
 
     def is_onnx(self, node: onnx.NodeProto) -> bool:
-        """Whether `node` belongs to the default operator domain."""
         return node.domain in ONNX_DOMAINS
 
 
@@ -239,10 +217,9 @@ def view_graph(
     path: Path = (),
 ) -> GraphView:
     """Index one graph: the main graph, or a body that also sees the tensors of `outer`; `typed` has its types."""
-    declared, listed = tuple(value.name for value in graph.input), {tensor.name for tensor in graph.initializer}
-    overridable = frozenset() if listed <= set(declared) else frozenset(listed.intersection(declared))
+    declared = [value.name for value in graph.input]
     own = {tensor.name: tensor for tensor in graph.initializer}
-    initializers = dict(own)
+    initializers, overridable = dict(own), overridable_in(graph)
     if outer is not None:
         hidden = own_names(graph)
         around = {**outer.initializers, **_constant_nodes(outer)}
@@ -270,6 +247,12 @@ def view_graph(
     )
 
 
+def overridable_in(graph: onnx.GraphProto) -> frozenset[str]:
+    """The initializers that a caller may replace; see `GraphView.overridable`."""
+    declared, listed = {value.name for value in graph.input}, {tensor.name for tensor in graph.initializer}
+    return frozenset() if listed <= declared else frozenset(listed & declared)
+
+
 def opsets(imports: Sequence[onnx.OperatorSetIdProto]) -> dict[str, int]:
     """Operator domain to imported version; the default domain under the empty string."""
     return {"" if entry.domain in ONNX_DOMAINS else entry.domain: entry.version for entry in imports}
@@ -281,11 +264,8 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
     An inner view includes the initializers and the types of the graphs around it.
     """
     inferred = inferred_graph(model)
-    main = view_graph(model.graph, inferred, opsets(model.opset_import))
-    views = [main]
-    pending = [(main, inferred)]
-    while pending:
-        outer, typed = pending.pop(0)
+    pending = [(view_graph(model.graph, inferred, opsets(model.opset_import)), inferred)]
+    for outer, typed in pending:  # which grows
         # Both have the same nodes in the same order, so that its bodies can be paired by position.
         for node, typed_node in zip(outer.nodes, typed.node, strict=True):
             for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
@@ -297,18 +277,15 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
                     where="/".join(part for part in (outer.where, node.name or node.op_type, attribute) if part),
                     path=(*outer.path, (holder_name(node), attribute)),
                 )
-                views.append(inner)
                 pending.append((inner, typed_graph))
-    return tuple(views)
+    return tuple(view for view, _ in pending)
 
 
 def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
     """The tensors of a view's Constant nodes, under their names: to a body they are constants like initializers."""
-    tensors: dict[str, onnx.TensorProto] = {}
-    for node in view.nodes:
-        if (constant := constant_of(node)) is not None:
-            tensors[node.output[0]] = tensor = deepcopy(constant)
-            tensor.name = node.output[0]
+    tensors = {node.output[0]: deepcopy(each) for node in view.nodes if (each := constant_of(node)) is not None}
+    for name, tensor in tensors.items():
+        tensor.name = name
     return tensors
 
 
