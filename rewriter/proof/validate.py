@@ -384,10 +384,9 @@ def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
 
 def _coarse_operators(provider: str, side: Side) -> list[str]:
     """The operators in a model whose float64 kernels round to float32 on a provider."""
-    kinds = parse_provider(provider).coarse
+    kinds, double = parse_provider(provider).coarse, onnx.TensorProto.DOUBLE
     nodes = ((view, node) for view, node in _nodes(side) if node.op_type in kinds)
-    found = {node.op_type for view, node in nodes if view.type_of(node.output[0]).elem_type == onnx.TensorProto.DOUBLE}
-    return sorted(found)
+    return sorted({node.op_type for view, node in nodes if view.type_of(node.output[0]).elem_type == double})
 
 
 def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:

@@ -139,7 +139,7 @@ class _Search:
 
     def run(self, limit: float) -> float:
         """An upper bound of the supremum, within `SLACK` of it; a lower bound as soon as that exceeds the limit."""
-        pieces = self._unequal()
+        pieces = [piece for piece in self._between_kinks() if not self.equal(piece)]
         self.exact = not pieces
         for piece in pieces:
             for y in _probes(piece.low, piece.high):
@@ -159,9 +159,6 @@ class _Search:
         parts = tuple(ordered(a, b))
         slopes = (int(abs(part.value[0])).bit_length() for part in parts if isinstance(part.value, tuple))
         return _Piece(low, high, a, b, parts, max(slopes, default=0))
-
-    def _unequal(self) -> list[_Piece]:
-        return [piece for piece in self._between_kinks() if not self.equal(piece)]
 
     def _between_kinks(self) -> Iterator[_Piece]:
         pending = [(-self._end, self._end)]

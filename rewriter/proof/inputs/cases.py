@@ -101,12 +101,8 @@ class Maker:
         # The largest number of tokens; None if unlimited.
         self.longest = min((each for each in (inputs.longest, most) if each is not None), default=None)
         self._seed, self._fixed, self._kinds = seed, dict(dims or {}), dict(kinds or {})
-        self._symbols = [
-            (spec, axis, _terms(spec, dim))
-            for spec in self.specs
-            for axis, dim in enumerate(spec.shape)
-            if isinstance(dim, str)
-        ]
+        dims_of = ((spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape))
+        self._symbols = [(spec, axis, _terms(spec, dim)) for spec, axis, dim in dims_of if isinstance(dim, str)]
         self._check_dims()
         roles = {spec.role for spec in self.specs}
         self.branches = Role.BRANCH in roles  # whether an input indicates a past

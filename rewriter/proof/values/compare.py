@@ -49,9 +49,6 @@ from rewriter.proof.values.walk import wide
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
-
-_FEW_SETTINGS = SETTINGS[::2]
-"""Those of models of more than `_SMALL_MODEL` bytes."""
 _SMALL: Setting = (1, 3, 2)
 """The size at which heads are read."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
@@ -146,7 +143,7 @@ class _Pair:
         self.a, self.b = Program(a), Program(b)
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
-        self._most_rounds, self._settings = (_ROUNDS, _FEW_SETTINGS) if large else (_MOST_ROUNDS, SETTINGS)
+        self._most_rounds, self._settings = (_ROUNDS, SETTINGS[::2]) if large else (_MOST_ROUNDS, SETTINGS)
         self._given = list(cases)
         self.points = self._given or points(self._maker, self._settings, longest)  # those that A can be evaluated at
         (self._small,) = self._given[:1] or points(self._maker, [_SMALL], longest)
@@ -250,7 +247,7 @@ class _Pair:
             sizes=tuple(each.name for each in self.points) if tried_only or partly else (),
             bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**_ROUNDS)),
             rounded=tuple(sorted({text for each in rounds for text in each})),
-            folded=tuple(f"{each.spelling}" for each in self.folds.values()) if reading.folds else (),
+            folded=tuple(each.spelling for each in self.folds.values()) if reading.folds else (),
             tried_only=tried_only,
             partly=partly,
             regions=regions,
@@ -367,18 +364,16 @@ class _Pair:
     def _certified(self, region: Region) -> CertifiedRegion:
         assert region.bound is not None  # noqa: S101 - of `bounded`
         value = linear_leaf(region)
-        leaves = [name for place, name in enumerate(region.leaves) if place != value]
-        functions = (tuple(listing(wide(each))) for each in (region.original, region.rewritten))
         return CertifiedRegion(
             original=region.output,
             rewritten=region.output,
             path=(),
-            leaves=tuple(leaves),
+            leaves=tuple(name for place, name in enumerate(region.leaves) if place != value),
             linear_in=None if value is None else region.leaves[value],
             elem_type=self._elem_type(region.output),
             nodes=len(ordered(region.rewritten)),
             bound=region.bound,
-            functions=tuple(functions),
+            functions=tuple(tuple(listing(wide(each))) for each in (region.original, region.rewritten)),
             tokens=self._most,
         )
 
@@ -388,10 +383,8 @@ class _Pair:
         """One evaluation for each point, run in step, the first with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
-        options = {
-            "names": {} if ours else {new: old for old, new in self.names.items()},
-            "cover": self.cover, "in_reals": reading.in_reals,
-        }  # fmt: skip
+        names = {} if ours else {new: old for old, new in self.names.items()}
+        options: dict[str, Any] = {"names": names, "cover": self.cover, "in_reals": reading.in_reals}
         made: list[Replacing] = []
         for place, (f, case) in enumerate(zip(fields, cases, strict=True)):
             feeds = case.feeds if ours else self._renamed(case)

@@ -42,6 +42,7 @@ from rewriter.proof.certificate.expressions import (
     leaf,
     mul,
     ordered,
+    sub,
     total,
 )
 from rewriter.proof.records import CEILINGS, TOPS, UNCLAIMED, Claimed
@@ -321,7 +322,7 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
             at = int(np.flatnonzero(residues == residue)[0])
             spot = tuple(places[at].tolist())
             walk = Walk(run, {})
-            found[residue] = walk.difference(scores, spot, (*spot[:-1], int(first[at])))
+            found[residue] = sub(walk.at(scores, spot), walk.at(scores, (*spot[:-1], int(first[at]))))
     except (Lost, NotAFunction):
         return frozenset()
     numbers = [_number(each) for each in found.values()]

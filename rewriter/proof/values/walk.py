@@ -131,9 +131,6 @@ class Walk:
                 raise Lost(f"{name} cannot be followed: {type(error).__name__}") from error
         return self.known[key]
 
-    def difference(self, name: str, index: Index, other: Index) -> Expression:
-        return sub(self.at(name, index), self.at(name, other))
-
     def _followed(self, name: str, index: Index) -> Expression:
         value, node = self._run.values[name], self._run.makers.get(name)
         if not isinstance(value, Value):
@@ -292,7 +289,7 @@ class Walk:
             for key in np.flatnonzero((masks > masks.min()) & (masks < INFINITE)).tolist():
                 residue = int(self._run.field.sub(scores.entries[place(key)], scores.entries[place(kept[0])]))
                 if residue not in gaps:
-                    gaps[residue] = self.difference(node.input[0], place(key), place(kept[0]))
+                    gaps[residue] = sub(self.at(node.input[0], place(key)), logits[0])
         return ONE if len(logits) == 1 else symbol("softmax", tuple(logits), kept.index(index[axis]))
 
     def _sum(self, node: onnx.NodeProto, index: Index) -> Expression:
