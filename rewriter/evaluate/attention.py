@@ -104,9 +104,9 @@ def _kept(call: Call, mask: Any, batch: int, keys: int) -> Array | None:
 
 def _refuse(**given: Any) -> None:
     """Raise Unsupported for operands and attributes that the row does not read."""
-    found = [name for name, each in given.items() if each is not None and (not isinstance(each, int) or each)]
-    if found:
-        raise Unsupported(f"{found[0]} is not supported")
+    for name, each in given.items():
+        if each is not None and (not isinstance(each, int) or each):
+            raise Unsupported(f"{name} is not supported")
 
 
 # -- onnxruntime -------------------------------------------------------------------------------------------------------
@@ -188,12 +188,11 @@ def _grouped(
     held_at, presents = _positions(call, past_key, before, total, tokens, integers(longest)[0])
     key, value = _cached(call, past_key, key), _cached(call, past_value, value)
     key_places = np.concatenate([held_at, places], 1)
+    cached = [key, value]
     if presents is not None:
         index = presents[:, None, :, None]
-        cached = [call.move(x, lambda t: np.take_along_axis(t, index, 2)) for x in (key, value)]
+        cached = [call.move(x, lambda t: np.take_along_axis(t, index, 2)) for x in cached]
         bias = None if bias is None else call.move(bias, lambda t: _columns(t, batch, key_places))
-    else:
-        cached = [key, value]
     seen = key_places[:, None, None] <= places[:, None, :, None]
     window = call.get("local_window_size", -1)
     if window >= 0:

@@ -21,6 +21,8 @@ PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))
 SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
 """Operators that keep values and their order; axes may be split, merged, added or dropped."""
 
+CASTS = frozenset(("Cast", "CastLike"))
+
 SAME_NUMBERS = SAME_ENTRIES | {"Cast"}
 """The same, or casts."""
 
@@ -303,7 +305,7 @@ def _put(t: Array, places: Sequence[Array], updates: Array, *, added: bool) -> A
 # -- types
 
 
-@operator("Cast", "CastLike", always=True, elementwise=True)
+@operator(*CASTS, always=True, elementwise=True)
 def _cast(call: Call, x: Any, like: Any = None) -> Any:
     dtype: Any = np.dtype(np.float32)
     if not isinstance(like, Value):

@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from rewriter.evaluate.moves import NOT_LARGER
+from rewriter.evaluate.moves import CASTS, NOT_LARGER
 from rewriter.graph import elementwise
 from rewriter.graph.view import GraphView, LostError, attributes, constant_of, integer_of, label
 
@@ -135,12 +135,12 @@ class Constants:
             return self._shape(node)
         if node.op_type not in (*COMPUTED, "ConstantOfShape", "Expand"):
             raise LostError("it is not constant", label(node))
-        names = node.input[:1] if node.op_type == "CastLike" else node.input  # the other operand only gives the type
+        names = node.input[:1] if node.op_type in CASTS else node.input  # another operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
         first = next(iter(operands.values()), np.empty(0))
         if node.op_type in ("ConstantOfShape", "Expand"):
             return self._spread(node, [*operands.values()])
-        if node.op_type in ("Cast", "CastLike"):
+        if node.op_type in CASTS:
             return self._cast(node, first, wide=wide)
         if wide and elementwise.is_elementwise(node) and all(value.dtype.kind == "f" for value in operands.values()):
             return elementwise.evaluate(node, [operands[name] for name in node.input if name])
@@ -160,7 +160,7 @@ class Constants:
         return np.broadcast_to(value, shape)
 
     def _cast(self, node: onnx.NodeProto, value: AnyArray, *, wide: bool) -> AnyArray:
-        kind = integer_of(node, "to", 0) if node.op_type == "Cast" else self._view.type_of(node.input[1]).elem_type
+        kind = integer_of(node, "to", None) or self._view.type_of(node.input[1]).elem_type
         target = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         if np.isnan(value).any():
             return value  # an unknown size, which integers cannot represent

@@ -12,6 +12,7 @@ import onnx
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Floats, Value, each, sigmoid
+from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT, Call, row
 from rewriter.graph.view import attributes, key_of
@@ -42,7 +43,7 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
     found = row(*key_of(node))
     if found is None or not is_elementwise(node):
         raise KeyError(node.op_type)
-    if node.op_type in ("Cast", "CastLike"):  # exact: the proof measures rounding
+    if node.op_type in CASTS:  # exact: the proof measures rounding
         return np.asarray(args[0], np.float64)
     with np.errstate(all="ignore"):
         made = found(

@@ -45,8 +45,7 @@ def terms_of(dim: str) -> Mapping[str, int]:
 
 
 _INLINE_LIMIT = 1024
-"""Initializers of at most this many elements keep their values, because inference reads the operands of Reshape, Slice
-and the like."""
+"""Initializers of at most this many elements keep their values: inference reads operands of Reshape and the like."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +160,8 @@ def _without_hidden(graph: onnx.GraphProto) -> set[str]:
 def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
     """Remove the value_info of some tensors, for example if their shapes changed."""
     kept = [value for value in graph.value_info if value.name not in tensors]
-    if len(kept) < len(graph.value_info):
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
 
 
 def _in_onnx_terms(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
