@@ -286,7 +286,7 @@ def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Corne
     noise = 1e-14 * max(float(np.max(np.abs(values))), 1e-30)
     kinks: list[Corner] = []
     for index in np.flatnonzero((bends > 3.0 * around) & (bends > 1e3 * noise)):
-        near = kinks and float(y[index]) < kinks[-1].place + 4.0 * step
+        near = kinks and y[index] < kinks[-1].place + 4.0 * step
         found = None if near else _locate(f, float(y[index]), float(y[index + order]), order)
         if isinstance(found, str):
             return found

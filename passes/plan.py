@@ -169,11 +169,9 @@ def _tensors_of_blocks(plan: Plan) -> frozenset[str]:
 
 
 def _excluded(block: Block, options: Options) -> Miss | None:
-    if options.only and not any(fnmatchcase(block.name, glob) for glob in options.only):
-        return Miss("not chosen by --only", block.output)
-    if any(fnmatchcase(block.name, glob) for glob in options.skip):
-        return Miss("left by --skip", block.output)
-    return None
+    chosen, skipped = (any(fnmatchcase(block.name, glob) for glob in globs) for globs in (options.only, options.skip))
+    why = "not chosen by --only" if options.only and not chosen else "left by --skip" if skipped else ""
+    return Miss(why, block.output) if why else None
 
 
 def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:

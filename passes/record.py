@@ -308,8 +308,7 @@ def with_operators(view: GraphView, flow: Dataflow, conversion: Conversion) -> B
     block = replace(conversion.block, where=view.where)
     if conversion.projections is not None:
         return block
-    leaves = dict.fromkeys((block.gate, block.value))
-    first = tuple(operator for leaf in leaves for operator in flow.leaf(leaf).operators)
+    first = tuple(each for leaf in dict.fromkeys((block.gate, block.value)) for each in flow.leaf(leaf).operators)
     return replace(block, first=first, second=tuple(_readers(view, flow, block.output)))
 
 

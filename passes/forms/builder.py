@@ -207,14 +207,9 @@ def replacement(
     # The values of heads with constant values are built but never read.
     nodes = tuple(every[place] for place in needed(every, [output]))
     read = {name for node in nodes for name in node.input}
-    return Replacement(
-        output=output,
-        nodes=nodes,
-        initializers=tuple(tensor for tensor in b.initializers() if tensor.name in read),
-        functions=tuple(functions),
-        exposed=tuple(b.exposed),
-        further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
-    )
+    initializers = tuple(tensor for tensor in b.initializers() if tensor.name in read)
+    further = () if conversion.projections is None else _shapes(b, conversion.projections, metadata)
+    return Replacement(output, nodes, initializers, tuple(functions), further, tuple(b.exposed))
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:

@@ -145,8 +145,7 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
     def rows_of(tensor: str, elem_type: int, name: str) -> tuple[Variable, Variable]:
         """[batch, tokens, heads] of any layout, and its shape with the channels last."""
         given = b.read(tensor, elem_type, name)
-        if back != sorted(back):
-            given = b.transpose(given, order, f"{name}_channels_last")
+        given = b.transpose(given, order, f"{name}_channels_last") if back != sorted(back) else given
         shape = b.node("Shape", [given], f"{name}_shape")
         known = view.type_of(tensor).shape or (None,)
         width = known[order[-1]] if len(known) == rank else block.neurons
@@ -170,7 +169,6 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
     by_token = _attend(b, conversion, y, z, each, own_key)
     b.expose("z", by_token, (None, None, block.neurons, 1))
     shaped = b.reshape(by_token, shape, "activation", zeros=rank != 3)
-    if back != sorted(back):
-        shaped = b.transpose(shaped, back, "activation_as_before")
+    shaped = b.transpose(shaped, back, "activation_as_before") if back != sorted(back) else shaped
     b.write(shaped, block.output, block.elem_type)
     return replacement(b, conversion, block.output)

@@ -201,10 +201,9 @@ class Dataflow:
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         for name in reads(node) if subgraphs(node) else ():
             if self.leaf(name).operators and _outputs_activation_of(node, {name}):
-                why = (
-                    f"its activation is inside {label(node)}, apart from its linear operators; move it out of the body"
-                )
-                self.near_misses.setdefault(name, Miss(why, label(node)))
+                where = f"inside {label(node)}, apart from its linear operators"
+                miss = Miss(f"its activation is {where}; move it out of the body", label(node))
+                self.near_misses.setdefault(name, miss)
         if not node.input:  # a source, or a broken node
             return
         found = linear_operator(self._view, self._constants, index)
@@ -228,14 +227,12 @@ class Dataflow:
 
     def _linear(self, node: onnx.NodeProto, found: LinearOperator) -> None:
         self.operators[found.node] = found
-        # A residual fused into a Gemm is harmless in a second operator. In a first one the pre-activation would depend
-        # on more than W1 and b1.
-        added = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
-        miss = added if found.added else None
+        # A residual fused into a Gemm is harmless in a second operator, not in a first one.
+        why = f"it adds '{found.added}', which is not constant, to its product"
+        miss = Miss(why, label(node)) if found.added else None
         self.facts[found.output] = Fact((found.output,), (found,), miss=miss)
         self._sink([found.data], found.shown)
-        activation = self._activation_behind(found.data)
-        if activation:
+        if activation := self._activation_behind(found.data):
             self.sinks[activation].append(found)
 
     def _sink(self, data: Iterable[str], shown: str) -> None:
@@ -244,9 +241,8 @@ class Dataflow:
 
     def _stray(self, index: int, node: onnx.NodeProto, data: Sequence[str]) -> None:
         """Follow an activation operator that reads no projection, to report it if a linear one reads it."""
-        known = next((self.strays[name] for name in data if name in self.strays), None)
-        if known is None and node.op_type in elementwise.NONLINEAR and not any(name in self.facts for name in data):
-            known = index
+        starts = node.op_type in elementwise.NONLINEAR and not any(name in self.facts for name in data)
+        known = next((self.strays[name] for name in data if name in self.strays), index if starts else None)
         if known is not None:
             self.strays.update(dict.fromkeys(node.output, known))
 
@@ -257,16 +253,14 @@ class Dataflow:
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
-        known = node.domain == MICROSOFT and any(
-            part in node.op_type for part in (*_NO_ACTIVATION.split(), *_UNEXPANDABLE)
-        )
+        named = (*_NO_ACTIVATION.split(), *_UNEXPANDABLE)
+        known = node.domain == MICROSOFT and any(part in node.op_type for part in named)
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
         for name in node.input:
             if foreign and self.leaf(name).operators:
                 unknown = f"{label(node)} is {'part of no block' if key_of(node) in FUSED else 'an unknown operator'}"
                 self.near_misses.setdefault(name, Miss(unknown, label(node)))
-            activation = self._activation_behind(name)
-            if activation:
+            if activation := self._activation_behind(name):
                 self.blocked.setdefault(activation, miss)
 
     def _of_quantised(self, node: onnx.NodeProto) -> str:
@@ -345,7 +339,7 @@ class Dataflow:
         if node.op_type in ("Add", "Sum") and (terms := self._without_chosen(data)) != data:
             self._follow(node.output[0], terms[0], index)
             return
-        constant = [name for name in names if name in self._constants]
+        constant = (name for name in names if name in self._constants)
         wide = [name for name in constant if not self._is_scalar(name, data[0]) or self._is_bias(node, name, data)]
         known = [self.facts[name] for name in data if name in self.facts]
         affine = all(not fact.nonlinear and not fact.ends for fact in known)

@@ -60,7 +60,7 @@ class Unknown:
 
 
 def grid() -> Array:
-    """The points of comparison: 0, a step of 1/128 up to |y| = 16, and logarithmic from 1e-8 to 1e6."""
+    """A step of 1/128 up to |y| = 16, and logarithmic from 1e-8 to 1e6."""
     tails = np.logspace(-8, 6, 281)
     return np.unique(np.concatenate([np.arange(-2048, 2049) / 128.0, tails, -tails]))
 

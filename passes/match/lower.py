@@ -40,7 +40,10 @@ def lower(
 ) -> Lowered:
     """Lower `model`, except fused operators with the outputs `keep` and functions `whole`, heads of an earlier run."""
     # Functions that contain a linear operator or an activation, or call such a function.
-    functions = sorted(functions_with(model, _is_part, whole))
+    known = (*ONNX_DOMAINS, MICROSOFT)
+    functions = sorted(
+        functions_with(model, lambda each: each.op_type in _PARTS_OF_BLOCKS and each.domain in known, whole)
+    )
     try:
         model = inlined(model, functions) if functions else model
     except RuntimeError:  # onnx refuses functions of another operator set, whose nodes would get another meaning
@@ -52,10 +55,6 @@ def lower(
         for graph in all_graphs(model.graph):
             _take_apart(graph, wanted)
     return Lowered(model, wanted, tuple(f"{domain}::{name}" for domain, name in functions))
-
-
-def _is_part(node: onnx.NodeProto) -> bool:
-    return node.op_type in _PARTS_OF_BLOCKS and node.domain in (*ONNX_DOMAINS, MICROSOFT)
 
 
 def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:

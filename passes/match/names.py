@@ -54,9 +54,7 @@ def _module_path(node: onnx.NodeProto) -> list[str]:
     for entry in node.metadata_props:
         if entry.key == "pkg.torch.onnx.name_scopes":
             return _dynamo_path(entry.value)
-    if node.name.startswith("/"):
-        return [part for part in re.split(r"[/.]", node.name) if part][:-1]
-    return []
+    return [part for part in re.split(r"[/.]", node.name) if part][:-1] if node.name.startswith("/") else []
 
 
 def _bias_path(view: GraphView, output: str) -> list[str]:

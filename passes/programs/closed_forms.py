@@ -55,8 +55,7 @@ def logistic(p: Parameters, _: Arithmetic) -> Program:
 def two_slopes(p: Parameters, arithmetic: Arithmetic) -> Program:
     """ReLU and leaky ReLU: a steep key, and a linear term."""
     right, left = p
-    k, c = arithmetic.steepness, right - left
-    name = "relu" if left == 0.0 else "leaky_relu"
+    k, c, name = arithmetic.steepness, right - left, "relu" if left == 0.0 else "leaky_relu"
     return Program(name, (Head(beta=k, c=c),), linear=left, max_error=abs(c) * KINK / k)
 
 

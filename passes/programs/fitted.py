@@ -38,12 +38,8 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
     """The program with the fewest nonzero values, then keys, of error `tolerance`, else the closest one."""
     table = (*fitted_programs("gate"), *fitted_programs(), *fitted_programs("precise"))
     known = [program for name, program in table if name == activation and len(program.heads) == 1]
-
-    def cost(program: Program) -> tuple[float, ...]:
-        values = sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
-        return values, program.bias_tokens, program.max_error
-
-    return _first(known, tolerance, cost)
+    values = {each: sum(token.value != 0.0 for head in each.heads for token in head.bias_tokens) for each in known}
+    return _first(known, tolerance, lambda each: (values[each], each.bias_tokens, each.max_error))
 
 
 def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program], tuple[float, ...]]) -> Program:
