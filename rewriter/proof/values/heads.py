@@ -593,8 +593,9 @@ def _distance(region: Region, allowed: Allowed) -> Bound:
         return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
     values = {leaf(place): ONE if place == value else VARIABLE for place in range(len(region.leaves))}
     one, two = wide(region.original, values), wide(region.rewritten, values)
-    # Without a claim, only a softmax over keys is taken to be meant for some numbers alone.
-    limited = any(part.operator == "softmax" for part in ordered(region.rewritten))
+    # Without a claim, only heads are taken to be meant for some numbers alone: several exponentials share their weight.
+    kinds = [part.operator for part in ordered(region.rewritten)]
+    limited = "softmax" in kinds or kinds.count("exp") > 1
     domains = allowed.domains if limited else allowed.domains[:1]
     tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in domains)
     everywhere = next(tried)
