@@ -28,9 +28,8 @@ from models.tools.common import Hints, Refused
 from models.variants import Variant, make_variant
 from rewriter.errors import RewriteError
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.proof.claims import Side
 from rewriter.proof.inputs.accepted import run_accepted
-from rewriter.proof.run import Way
+from rewriter.proof.run import Side, Way
 from rewriter.proof.settings import Settings
 from rewriter.proof.values.compare import compare
 from rewriter.text import one_line

@@ -62,6 +62,14 @@ def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:
     return (ceil(made / d_head), *heads, ceil((width + hidden) / d_head)), rows, rows
 
 
+def _prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
+    """Scores are clamped at 2^60: where heads compute f(y) - y, that is proved up to there."""
+    made = prepare_maskless(view, conversion)
+    if not activation(made)[1]:
+        return made
+    return replace(made, program=replace(made.program, domain=min(made.program.domain, 2.0**59)))
+
+
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
@@ -69,7 +77,7 @@ FORMS: dict[str, Form] = {
         Form("compact", "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
         Form("masked", "one attention sublayer under a mask", _square, prepare_masked, emit_masked),
         Form("maskless", "positions and -omega in W_QK, no mask", _square, prepare_maskless, emit_maskless),
-        Form("staged", "three sublayers: linear, activation, linear", _staged, prepare_maskless, emit_staged),
+        Form("staged", "three sublayers: linear, activation, linear", _staged, _prepare_staged, emit_staged),
         Form(WHOLE, "one stream for the network, all masks in W_QK", _square, prepare_maskless, emit_whole),
     )
 }
