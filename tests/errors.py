@@ -68,12 +68,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class InPlace:
-    """The numbers of a head program in place of an activation; by default that of a text model.
-
-    Attributes:
-        gate: the pre-activation, as the name of a tensor or made of others.
-        value: the tensor that self values read, where that is another.
-    """
+    """A program's numbers in place of an activation; `gate` makes or names its pre-activation, `value` a gate's other."""
 
     program: ProgramNumbers
     output: str = "h"

@@ -40,15 +40,7 @@ class SabotageError(AssertionError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one run ended.
-
-    Attributes:
-        status: exit status; None where the rewriter crashed.
-        left: files that the run left beside OUT or as OUT.
-        messages: what it said: failures of the proof, or its error.
-        planned: the blocks that were to be converted.
-        saved: the bytes of the last model that it wrote before the proof; None if it came to none.
-    """
+    """How one run ended; `status` is None after a crash, `left` are the files that the run left, `saved` its last model."""
 
     status: ExitStatus | None
     left: tuple[str, ...]

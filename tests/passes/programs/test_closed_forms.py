@@ -16,17 +16,11 @@ from passes.programs.solve import Parameters
 from rewriter import ExitStatus, certify, rewrite
 from tests.cases import planned, proved
 from tests.passes.programs.balls import arb, precision
-from tests.passes.programs.test_line import ENTRIES
+from tests.passes.programs.test_line import ENTRIES, made
 from tests.textmodels import ERF_GELU, mlp, only_block
 
 SLOW = bool(os.environ.get("ATTNONLY_SLOW"))
 FLOAT, DOUBLE = 1, 11
-
-
-def made(name: str, parameters: Parameters, elem_type: int = FLOAT, *, gated: bool = False) -> Program:
-    program = ENTRIES[name].program_for(parameters, ARITHMETIC[elem_type], gated=gated)
-    assert program is not None
-    return program
 
 
 OPERATORS = {

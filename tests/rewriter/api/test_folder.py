@@ -16,6 +16,7 @@ from rewriter import ExitStatus, ModelError, UsageError, rewrite
 from rewriter.cli import run
 from tests.cases import names, plant
 from tests.changes import change_values, weight
+from tests.conftest import Ran
 from tests.oracle import evaluate
 from tests.textmodels import SILU, mlp, text_model
 
@@ -40,11 +41,10 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_models_and_all_files(folder: Path, ran: Ran) -> None:
     out = folder.with_name("out")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert run([str(folder), "-o", str(out), "--provider", "cpu"]) == 0
-    text = capsys.readouterr().out
+    text = ran(0, [str(folder), "-o", str(out), "--provider", "cpu"]).out
     assert text.splitlines()[-1] == f"PASSED  1 model, 1 block, read as 8 attention heads, written to {out}"
     assert "onnx/plain.onnx\ncopied    as is" in text
     assert ".rewrite-" not in text
@@ -130,17 +130,10 @@ def test_a_link_is_refused(folder: Path) -> None:
         ([], "where should the result go"),
     ],
 )
-def test_usage(
-    folder: Path,
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_usage(folder: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     monkeypatch.chdir(folder.parent)
     np.savez("x.npz", x=np.zeros((1, 1, 4), np.float32))
-    assert run(["in", *arguments]) == 2
-    error = capsys.readouterr().err
+    error = ran(2, ["in", *arguments]).err
     assert message in error
     assert error.count("\n") == 1
     assert not (folder.parent / "out").exists()
