@@ -68,7 +68,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class InPlace:
-    """A program's numbers in place of an activation; `gate` makes or names its pre-activation, `value` a gate's other."""
+    """A program's numbers in place of an activation; `gate` is or makes its pre-activation, `value` what is gated."""
 
     program: ProgramNumbers
     output: str = "h"

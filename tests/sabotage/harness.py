@@ -40,7 +40,7 @@ class SabotageError(AssertionError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one run ended; `status` is None after a crash, `left` are the files that the run left, `saved` its last model."""
+    """How one run ended; `status` is None after a crash, `left` are files that it left, `saved` is its last model."""
 
     status: ExitStatus | None
     left: tuple[str, ...]

@@ -28,7 +28,7 @@ class Expect(Enum):
 class Sabotage:
     """One way to be wrong. A message must name the `block`, counted as the report does, and hold one of the `words`.
 
-    A harmless one makes outputs differ by at most `below` of the largest. Where one is `honest`, the model itself fails.
+    A harmless one makes outputs differ by at most `below` of the largest. An `honest` one is the model's own fault.
     """
 
     name: str
