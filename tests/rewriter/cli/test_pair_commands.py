@@ -100,6 +100,10 @@ def test_other_names(ran: Ran, capsys: Capture) -> None:
     assert "--map: the first model has no input or output 'y'" in capsys.readouterr().err
 
 
+def test_an_unknown_dimension(ran: Ran) -> None:
+    assert "nonsense" in ran(2, ["validate", "a.onnx", "b.onnx", "--dim", "nonsense=3"]).err
+
+
 @pytest.mark.parametrize("option", ["--report", "--json"])
 def test_report(capsys: Capture, option: str) -> None:
     assert run(["validate", "a.onnx", "b.onnx", option, "r.json"]) == 0
@@ -112,7 +116,6 @@ def test_report(capsys: Capture, option: str) -> None:
     ("arguments", "status", "message"),
     [
         (["a.onnx"], 2, "Missing argument"),
-        (["a.onnx", "b.onnx", "--dim", "nonsense=3"], 2, "nonsense"),
         (["a.onnx", "missing.onnx"], 4, "missing.onnx' does not exist"),
         (["text.onnx", "a.onnx"], 4, "is a text file, not an ONNX model"),
         (["a.onnx", "cut.onnx"], 4, "cut.onnx' is not a readable ONNX model"),

@@ -197,15 +197,6 @@ def test_of_a_difference_and_another_token() -> None:
     assert not effects_of(pair)[later].any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"max_nodes": -1}, "there cannot be -1 nodes"), ({"position": 99}, "there is no token 99")],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        attribution_graph(FOLDER / "silu-decoder.onnx", given("silu-decoder"), LOGIT, **options)
-
-
 def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewriter.interpret.graph._MAX_NODES", 100)
     with pytest.raises(UsageError, match="nodes, more than 100: take fewer of them, or tokens"):

@@ -217,23 +217,6 @@ def test_one_recorded_sequence_serves_all_and_other_sizes_fail() -> None:
                 ran(patched, {name: array[:count] for name, array in feeds.items()})
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda path, _: ablate(path, "blocks.9.attn.0"), "no head matches 'blocks.9.attn.0'; there are, for example"),
-        (lambda path, _: ablate(path, ["*", "blocks.0.attn.4"]), "no head matches 'blocks.0.attn.4'"),
-        (lambda path, _: ablate(path, []), "no head is named"),
-        (lambda path, _: ablate(path, "*", "median"), "unknown ablation 'median'"),
-        (lambda path, _: ablate(path, "*", "mean"), "ablation by mean takes inputs"),
-        (lambda path, x: ablate(path, "*", inputs=x), "ablation by zero takes no inputs"),
-        (lambda path, x: freeze(path, "*", x), "blocks.0.mlp_heads are neurons, whose patterns cannot be frozen"),
-    ],
-)
-def test_refusals(call: Callable[[Path, Tensors], Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message.replace("[", r"\[")):
-        call(FOLDER / "silu-decoder.onnx", given("silu-decoder"))
-
-
 def test_several_cases_are_for_means_only(tmp_path: Path) -> None:
     stem = "relu-decoder"
     values, others = given(stem), fed(stem, seed=1)
