@@ -103,14 +103,14 @@ def close(found: Array, wanted: Array, bound: float = 1e-10) -> None:
     assert np.abs(found - wanted).max() <= bound * max(1.0, np.abs(wanted).max())
 
 
-Intervention = Callable[[onnx.ModelProto, str | list[str], Tensors], onnx.ModelProto]
+Intervention = Callable[[onnx.ModelProto, str | list[str], Tensors], Any]
 
 
-def zero(model: onnx.ModelProto, names: str | list[str], _: Tensors) -> onnx.ModelProto:
+def zero(model: onnx.ModelProto, names: str | list[str], _: Tensors) -> Any:
     return ablate(model, names)
 
 
-def mean(model: onnx.ModelProto, names: str | list[str], others: Tensors) -> onnx.ModelProto:
+def mean(model: onnx.ModelProto, names: str | list[str], others: Tensors) -> Any:
     return ablate(model, names, "mean", inputs=others)
 
 
