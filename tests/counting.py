@@ -1,7 +1,5 @@
 """How much work a function does, as a count, so that a test of its growth does not depend on the machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

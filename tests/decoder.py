@@ -1,7 +1,5 @@
 """GPT-2 in numpy, from the initializers of a file: the truth of attributions, which knows nothing of the tool."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

@@ -7,8 +7,6 @@ place of the activations: what exact arithmetic should make of the rewritten mod
 to bounds, of which each states what was measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

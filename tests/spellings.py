@@ -5,8 +5,6 @@ makes `y` of `x`. Read by `tests/passes/match/test_blocks.py`, which names them,
 them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ A child process imports once and forks once per directory. Fork n is killed at t
 being the moment before or after a call; the first fork that ends by itself tells that all events were reached.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

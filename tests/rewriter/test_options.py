@@ -1,7 +1,5 @@
 """Options are declared once: fields, keywords, the command line and the report agree."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from dataclasses import dataclass, field

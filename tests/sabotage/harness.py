@@ -4,8 +4,6 @@ The only module of the suite that knows where the rewriter's parts are: `POINTS`
 them; `attempt` puts them in, calls `rewriter.rewrite` from a file to a file, and says how that ended.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping

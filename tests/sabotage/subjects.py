@@ -1,7 +1,5 @@
 """The models that sabotages are tried on: committed ones, and small ones that have what those lack."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of all sabotages, read from `rows.txt`, and the sample that always runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Fits at run time: the accuracy they reach, what they state, what they refuse."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

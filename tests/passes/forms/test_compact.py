@@ -1,7 +1,5 @@
 """Form `compact`: its pattern, its weights and its memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

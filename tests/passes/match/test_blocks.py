@@ -1,7 +1,5 @@
 """Which graphs are MLP blocks: spellings of activations, kinds of linear operators, and a near miss beside each."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stated errors of closed forms and gates: proved by the certificate, and numbers that regressions hold."""
 
-from __future__ import annotations
-
 import math
 import os
 

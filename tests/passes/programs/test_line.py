@@ -1,7 +1,5 @@
 """The line g as attention, and gates made with it: against the formulas in numpy; the certificate proves them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`rewrite bench`: what is measured on which inputs, what is refused, and what it prints, writes and exits with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

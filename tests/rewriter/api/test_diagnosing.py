@@ -1,7 +1,5 @@
 """`rewrite doctor`: what it finds on this machine, and each thing that can be wrong, planted."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

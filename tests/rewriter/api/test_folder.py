@@ -1,7 +1,5 @@
 """A folder: everything or nothing, and what is copied."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

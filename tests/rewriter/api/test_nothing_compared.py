@@ -1,7 +1,5 @@
 """`validate` and `diff` never say "same" when nothing was compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`rewrite certify`: exit statuses, what is printed, certificates that are written and checked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The plain command: exit statuses, options, and what a person sees."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`rewrite --html FILE`: the page beside the tables."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

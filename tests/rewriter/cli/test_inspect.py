@@ -1,7 +1,5 @@
 """`rewrite inspect` describes a model and writes nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

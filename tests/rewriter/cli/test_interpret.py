@@ -1,7 +1,5 @@
 """`rewrite heads`, `run`, `attribute`, `graph` and `rank`: files and tables that agree with the functions; refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rewrite validate` and `rewrite diff`: what they print, write and exit with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Standard output: JSON, readers that go away, and errors that nobody foresaw."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

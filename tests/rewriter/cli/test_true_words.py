@@ -1,7 +1,5 @@
 """What every command says where nothing is refuted, where a domain holds, and that bounds are proved afresh."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small tensors in other files are read like inline ones, by every reader of constants; sparse ones are written out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

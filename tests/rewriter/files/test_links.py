@@ -1,7 +1,5 @@
 """External data behind the links of a Hugging Face cache: what is opened through them, and what never is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

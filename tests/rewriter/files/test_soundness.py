@@ -1,7 +1,5 @@
 """What a sound model is: names, order, tensors, functions, operators; and unsorted graphs, which are put in order."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Attributions as identities, and against a frozen network that is run forwards in numpy."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

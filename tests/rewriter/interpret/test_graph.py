@@ -1,7 +1,5 @@
 """Edges against the frozen network run forwards in numpy, without what the source writes; sums; remaining heads."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

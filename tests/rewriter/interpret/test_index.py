@@ -1,7 +1,5 @@
 """The index of heads: weights that do in numpy what the model does, on the committed models."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

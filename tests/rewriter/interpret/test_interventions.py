@@ -1,7 +1,5 @@
 """Interventions against a numpy evaluation of the network with the same values planted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

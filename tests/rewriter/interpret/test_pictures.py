@@ -1,7 +1,5 @@
 """Data of the page of heads: the numbers of the functions behind it, and bounds on its size."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Compositions, tokens and duplicates against explicit products in numpy; which heads are compared at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each function of interpretation refuses, and why."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run records: against the heads in numpy, and against the sums that it must satisfy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

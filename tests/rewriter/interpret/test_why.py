@@ -1,7 +1,5 @@
 """Why neurons and scores are what they are, against the same decoders written down in numpy from their initializers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What onnxruntime makes of a model is proved; where it is not, the optimiser at fault is named."""
 
-from __future__ import annotations
-
 import json
 import mmap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The lines that `rewrite` prints: names folded, everything within 80 columns, nothing claimed that is not there."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import product
