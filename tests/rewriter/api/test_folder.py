@@ -82,10 +82,15 @@ def _full(_source: Path, target: Path, **_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
 
+def _no_models(folder: Path, _: object) -> None:
+    for path in [*folder.rglob("*.onnx")]:
+        path.unlink()
+
+
 REFUSED: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], object], type[RewriteError], str]] = {
     "unreadable": (lambda it, _: (it / "zz.onnx").write_bytes(b"no model"), ModelError, r"'zz\.onnx': "),
     "a link": (lambda it, _: (it / "key").symlink_to("/etc/passwd"), UsageError, "is a link"),
-    "no models": (lambda it, _: [each.unlink() for each in it.rglob("*.onnx")], UsageError, r"no \.onnx file"),
+    "no models": (_no_models, UsageError, r"no \.onnx file"),
     "a full disk": (
         lambda _, patch: patch.setattr("shutil.copyfile", _full),
         UsageError,
