@@ -1,7 +1,5 @@
 """Head programs as numbers, in plain numpy as the sources write them; independent of the passes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 

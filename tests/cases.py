@@ -1,7 +1,5 @@
 """What tests do with a model: plan, run, rewrite and break it; models are written with `tests.textmodels`."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Most tables of wrong models have one statement a row, such as `maker(m, "out").op_type = "Mul"`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from fnmatch import fnmatchcase

@@ -3,8 +3,6 @@
 Both were read off the files, so that nothing here depends on what the tool finds in them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -23,6 +23,26 @@ slow = pytest.mark.slow
 
 Export = Callable[..., Path]
 """Entry name, exporter and element type (fp32 by default) to the exported file."""
+
+
+class Printed(NamedTuple):
+    out: str
+    err: str
+
+
+Ran = Callable[[int, Sequence[str]], Printed]
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
+    """A function that runs a command, which must end with this status, and gives what it printed."""
+    from rewriter.cli import run
+
+    def ran(status: int, arguments: Sequence[str]) -> Printed:
+        assert run(list(arguments)) == status
+        return Printed(*capsys.readouterr())
+
+    return ran
 
 
 @pytest.hookimpl(tryfirst=True)

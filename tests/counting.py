@@ -1,7 +1,5 @@
 """How much work a function does, as a count, so that a test of its growth does not depend on the machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -9,12 +7,7 @@ from typing import Any
 
 
 def grows_linearly(work: Callable[[int], Callable[[], object]], small: int, middle: int, large: int) -> None:
-    """That the work of sizes grows no faster than they do, counted after a first time that fills caches.
-
-    Args:
-        work: what makes the work of a size, and is not counted itself.
-        small, middle, large: the sizes.
-    """
+    """That what `work` makes of sizes grows no faster than they do, counted after a first time that fills caches."""
     _, first, second, third = (steps(work(size)) for size in (small, small, middle, large))
     assert second - first >= middle - small
     assert third - second <= 1.02 * (large - middle) / (middle - small) * (second - first)

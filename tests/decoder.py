@@ -1,7 +1,5 @@
 """GPT-2 in numpy, from the initializers of a file: the truth of attributions, which knows nothing of the tool."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -24,14 +22,7 @@ class Decoder:
     """One sequence; then the network with patterns, gates and denominators held at what they were.
 
     Names are the tool's: `blocks.0.attn`, `blocks.0.mlp_heads`; constants `blocks.0.attn.b_V`, `.ln.b`, `.b_O`.
-
-    Attributes:
-        own: the file's tensors by their names, without `model.transformer.`.
-        written: source to what it writes, [T, D].
-        before: the sources that had written when a sublayer read the stream.
-        streams: what a sublayer read, [T, D], and `end`.
-        held: the gates [T, neurons] or the patterns [heads, T, T] of a sublayer.
-        logits: [T, entries].
+    A sublayer read `streams` [T, D], when the sources in `before` had `written`; `held` are its gates or patterns.
     """
 
     def __init__(self, stem: str, ids: Array) -> None:

@@ -7,8 +7,6 @@ place of the activations: what exact arithmetic should make of the rewritten mod
 to bounds, of which each states what was measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,12 +66,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class InPlace:
-    """The numbers of a head program in place of an activation; by default that of a text model.
-
-    Attributes:
-        gate: the pre-activation, as the name of a tensor or made of others.
-        value: the tensor that self values read, where that is another.
-    """
+    """A program's numbers in place of an activation; `gate` is or makes its pre-activation, `value` what is gated."""
 
     program: ProgramNumbers
     output: str = "h"

@@ -1,7 +1,5 @@
 """Attention heads in numpy, from tensors in the shapes of TransformerLens; knows nothing of the tool."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any

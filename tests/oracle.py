@@ -7,8 +7,6 @@ plant values: functions of the tensors made so far that take the place of one, s
 that take an activation's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

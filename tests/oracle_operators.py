@@ -5,8 +5,6 @@ mistake of theirs cannot be repeated here. `tests/test_oracle.py` compares
 every entry with onnxruntime. Control flow is not in the table: it needs the graph around it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

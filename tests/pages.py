@@ -4,8 +4,6 @@ A block marked `sh` or `python` runs. A block without a mark is what the example
 as a drawing, is marked `text`, and commands that take long are marked `console`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

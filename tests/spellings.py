@@ -5,8 +5,6 @@ makes `y` of `x`. Read by `tests/passes/match/test_blocks.py`, which names them,
 them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -159,12 +157,9 @@ FIRSTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
                        for name, number in (("flat", [-1, 4]), ("zero", [0]), ("two", [2]), ("eight", [8]))}},
     ),
     ("lora", "m = MatMul(x, W1) a = MatMul(x, A1) b = MatMul(a, B1) y = Add(m, b)", "MatMul 4x8 + MatMul 2x8", {}),
-    (
-        "lora-scaled-and-biased",
-        "m = MatMul(x, W1) n1 = Add(m, b1) a = MatMul(x, A1) b = MatMul(a, B1) c = Mul(b, $2.0) y = Add(n1, c)",
-        "MatMul 4x8 + MatMul 2x8",
-        {},
-    ),
+    ("lora-scaled-and-biased",
+     "m = MatMul(x, W1) n1 = Add(m, b1) a = MatMul(x, A1) b = MatMul(a, B1) c = Mul(b, $2.0) y = Add(n1, c)",
+     "MatMul 4x8 + MatMul 2x8", {}),
     ("two-sum", "m = MatMul(x, W1) n = MatMul(x, V1) y = Sum(m, n)", "MatMul 4x8", {}),
     ("two-sum-biased", "m = MatMul(x, W1) n = MatMul(x, V1) y = Sum(m, n, b1)", "MatMul 4x8", {}),
     ("constant-node", "w = Identity(W1) m = MatMul(x, w) y = Add(m, b1)", "MatMul 4x8", {}),

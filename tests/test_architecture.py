@@ -1,7 +1,5 @@
 """Which package may import which, read from the source; and the map, docs/architecture.md, against the tree."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The oracle against onnxruntime: every operator, the committed models, and their rewrites."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The commands and examples of the README and of the pages run as they are printed, in order, in a fresh folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

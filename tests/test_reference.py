@@ -1,7 +1,5 @@
 """docs/reference.md names the options of every command: all of them, and no others."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The navigation of the documentation site leads to every page; .ci/run builds it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -7,8 +7,6 @@ the input, `y` the pre-activation, `h` the activation's output and `out` the out
     mlp("s = Sigmoid(y) h = Mul(y, s)")
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -71,7 +71,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. `query`, `key`, `value` have one Linear for each head."""
+    """`query`, `key`, `value` have one Linear for each head."""
 
     norms: tuple[Norm, Norm]
     query: Sequence[Linear]
@@ -83,12 +83,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Network:
-    """Layers and how they are joined.
+    """Layers in an order, "pre", "post" or "parallel": where the norms are, and what the MLP reads.
 
-    Attributes:
-        order: "pre", "post" or "parallel": where the norms are, and what the MLP reads.
-        causal: whether a token may attend to itself and to earlier ones only.
-        angles: radians by which a position turns each pair of a query's first entries; empty without rotation.
+    A position turns each pair of a query's first entries by `angles`, in radians; there are none without rotation.
     """
 
     layers: Sequence[Layer]

@@ -1,7 +1,5 @@
 """The offline fits of the line and of GELU in powers, on small cases."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Errors at every float: against a plain evaluation, and with an error at a single float."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """docs/programs.md and its drawings, and the kinds of nodes in docs/performance.md: what the generators give."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every benchmark runs at a tiny size and writes well-formed JSON; no times are asserted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

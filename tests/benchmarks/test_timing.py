@@ -1,7 +1,5 @@
 """Turns: their order, which runs count, and processes that fail."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

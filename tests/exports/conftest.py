@@ -1,7 +1,5 @@
 """Tests that export models with PyTorch: marked `exports` (in `tests/conftest.py`), offline, not there without it."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """Every architecture of the table, from both exporters, the whole way; needs PyTorch and transformers."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Who reads whom in exports with parallel sublayers and with an encoder, and scores against torch's own weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

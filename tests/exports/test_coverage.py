@@ -3,8 +3,6 @@
 `python -m models coverage` is the whole matrix.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

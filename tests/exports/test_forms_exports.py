@@ -1,7 +1,5 @@
 """Exported architectures in every form: proved, and against the theorems' networks in numpy (needs PyTorch)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

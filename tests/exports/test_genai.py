@@ -1,7 +1,5 @@
 """Folders of onnxruntime-genai's own builder: rewritten without options, proved, and the same tokens come out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

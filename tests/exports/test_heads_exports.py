@@ -1,7 +1,5 @@
 """The weights of heads against the state dict of PyTorch, read by the architectures' own conventions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Inputs made for models that PyTorch exports, and their float64 evaluation, which is that of the model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

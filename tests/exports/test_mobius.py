@@ -1,7 +1,5 @@
 """Files and folders as mobius-onnx writes them: rewritten without options, certified, run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

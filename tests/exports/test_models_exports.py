@@ -1,7 +1,5 @@
 """Every entry with both exporters at its smallest size, and what an export promises; needs PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

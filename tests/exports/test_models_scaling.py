@@ -1,7 +1,5 @@
 """Random weights drive the activation functions as trained ones do; needs PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

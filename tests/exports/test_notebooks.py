@@ -1,7 +1,5 @@
 """The notebooks of docs/notebooks run, and print what is committed: words as they are, numbers to a few per cent."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder that optimum wrote, converted as a whole, still generates the same tokens in optimum's own classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

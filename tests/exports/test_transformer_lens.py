@@ -1,7 +1,5 @@
 """Neuron heads in TransformerLens: logits, hooks and ablations against the original bridge and onnxruntime."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A child process imports once and forks once per directory. Fork n is killed at t
 being the moment before or after a call; the first fork that ends by itself tells that all events were reached.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -23,16 +21,9 @@ _CALLS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmd
 def killed_everywhere(
     work: Callable[[Path], object], directories: Sequence[Path], *, every: int = 1, by: int = signal.SIGKILL
 ) -> list[int]:
-    """Do `work` in each directory, killed at event 1, 1 + `every`, ...
+    """The exit code of `work`, a module's function, in each directory: killed at event 1, 1 + `every`, ...; 0 at last.
 
-    Args:
-        work: a function at the top level of a module.
-        directories: one for each kill, and one for the run that ends by itself; further ones are not used.
-        every: the distance of the events.
-        by: the signal.
-
-    Returns:
-        The exit code of each fork, negative for a signal, and 0 for the last, if there were enough directories.
+    There is one directory for each kill, and one for the run that ends by itself; further ones are not used.
     """
     given = json.dumps([inspect.getfile(work), work.__name__, [str(path) for path in directories], every, by])
     root = Path(__file__).resolve().parents[2]

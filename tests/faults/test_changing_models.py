@@ -1,7 +1,5 @@
 """A model that changes while it is converted, and two runs with one OUT: OUT is the old or the new model, complete."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -1,7 +1,5 @@
 """A string that is not UTF-8 in every field that can hold one, where protobuf gives bytes instead."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from copy import deepcopy

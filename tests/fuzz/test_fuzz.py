@@ -1,7 +1,5 @@
 """Damaged models end with a message, never with an unforeseen exception: a few trials, and every case that did once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Random transformers: every MLP is found, and its heads are the same function by the oracle of the tests."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from random import Random

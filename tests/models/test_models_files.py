@@ -1,7 +1,5 @@
 """The committed example files, without PyTorch."""
 
-from __future__ import annotations
-
 import re
 
 import onnx

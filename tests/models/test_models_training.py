@@ -1,7 +1,5 @@
 """Training: the data, the learning, and the files that are committed; PyTorch is needed for all but the files."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

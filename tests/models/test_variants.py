@@ -1,7 +1,5 @@
 """What other tools make of the committed files: the rewriter finds the same blocks in it; without PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

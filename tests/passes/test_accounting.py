@@ -1,7 +1,5 @@
 """Heads, keys and patterns that the accounting states for each form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

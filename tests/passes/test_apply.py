@@ -1,7 +1,5 @@
 """From plan to new model: what is emitted, and that everything else stays unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

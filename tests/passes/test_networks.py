@@ -1,7 +1,5 @@
 """Every form on every architecture: the theorems' network in numpy and float64, float32 as accurate as the original."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

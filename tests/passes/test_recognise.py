@@ -1,7 +1,5 @@
 """Heads of earlier runs: recognised where the plan in the file is true, and nodes like any other where it is not."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

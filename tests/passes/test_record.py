@@ -1,7 +1,5 @@
 """The plan in a model's metadata: written as described, read back exactly, and refused where it is anything else."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 What is emitted, and that everything else stays unchanged, is tested in `test_apply.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

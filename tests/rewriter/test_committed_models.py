@@ -1,7 +1,5 @@
 """The committed example models: what every form makes of them, against the oracle; and the whole way."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

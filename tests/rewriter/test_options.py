@@ -1,7 +1,5 @@
 """Options are declared once: fields, keywords, the command line and the report agree."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from dataclasses import dataclass, field
@@ -14,10 +12,10 @@ from passes.forms import FORMS
 from passes.options import FORM_NAMES, Options
 from rewriter import UsageError, rewrite
 from rewriter.api.run import RewriteKeywords
-from rewriter.cli import run
 from rewriter.cli.convert import convert
 from rewriter.options import build, option, options_of, values_of
 from rewriter.proof.settings import Settings
+from tests.conftest import Ran
 from tests.textmodels import SILU, mlp
 
 DECLARED = {each.name: each for kind in (Options, Settings) for each in options_of(kind)}
@@ -96,12 +94,7 @@ def test_the_command_line_has_every_declared_option() -> None:
 
 @pytest.mark.parametrize(
     ("text", "name", "value"),
-    [
-        ("inline", "inline", True),
-        ("inline=true", "inline", True),
-        ("fit=false", "fit", False),
-        ("seed=7", "seed", 7),
-    ],
+    [("inline", "inline", True), ("inline=true", "inline", True), ("fit=false", "fit", False), ("seed=7", "seed", 7)],
 )
 def test_rare_options_by_name(text: str, name: str, value: Any) -> None:
     context = convert.make_context("rewrite", ["m.onnx", "--option", text])
@@ -123,9 +116,8 @@ def test_rare_options_by_name(text: str, name: str, value: Any) -> None:
         ("inline=maybe", "inline is 'maybe'; it must be true or false"),
     ],
 )
-def test_rare_options_that_are_refused(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["m.onnx", "--dry-run", "--option", text]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_rare_options_that_are_refused(text: str, message: str, ran: Ran) -> None:
+    (line,) = ran(2, ["m.onnx", "--dry-run", "--option", text]).err.splitlines()
     assert line.startswith(f"rewrite: {message}")
 
 

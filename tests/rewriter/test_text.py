@@ -1,7 +1,5 @@
 """Text from strangers: names in quotation marks, and messages on one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the statements of the table can call beside `tests.changes`: what needs the plan, and changes of few models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

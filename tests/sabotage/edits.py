@@ -21,8 +21,6 @@ scalar of the tensor's element type, `#0` an integer tensor [1], `#0,2` one of [
 Statements are Python with numpy, onnx and what `changes.py` has.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The only module of the suite that knows where the rewriter's parts are: `POINTS`
 them; `attempt` puts them in, calls `rewriter.rewrite` from a file to a file, and says how that ended.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -40,15 +38,7 @@ class SabotageError(AssertionError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one run ended.
-
-    Attributes:
-        status: exit status; None where the rewriter crashed.
-        left: files that the run left beside OUT or as OUT.
-        messages: what it said: failures of the proof, or its error.
-        planned: the blocks that were to be converted.
-        saved: the bytes of the last model that it wrote before the proof; None if it came to none.
-    """
+    """How one run ended; `status` is None after a crash, `left` are files that it left, `saved` is its last model."""
 
     status: ExitStatus | None
     left: tuple[str, ...]

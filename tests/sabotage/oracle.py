@@ -4,8 +4,6 @@ A sabotage that the proof catches must be a real change of the function, or one 
 be. Inputs are this module's own: several batches and lengths, longer than those of the proof, and two magnitudes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The models that sabotages are tried on: committed ones, and small ones that have what those lack."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +15,7 @@ from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model, values
 
 @dataclass(frozen=True)
 class Subject:
-    """One model and the options that it is rewritten with.
-
-    Attributes:
-        model: name of a committed model without its suffix, or a key of `SMALL`.
-        options: keyword arguments of `rewriter.rewrite`.
-    """
+    """A committed model by its name without suffix, or a key of `SMALL`, and the options of `rewrite`."""
 
     model: str
     options: Mapping[str, Any] = field(default_factory=dict)

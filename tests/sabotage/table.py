@@ -1,7 +1,5 @@
 """The table of all sabotages, read from `rows.txt`, and the sample that always runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,14 +24,9 @@ class Expect(Enum):
 
 @dataclass(frozen=True)
 class Sabotage:
-    """One way to be wrong.
+    """One way to be wrong. A message must name the `block`, counted as the report does, and hold one of the `words`.
 
-    Attributes:
-        name: what is wrong, in words; unique.
-        block: the block that a message must name, counted in the order of the report.
-        words: texts that the messages must hold, one of them at least in each group.
-        below: for a harmless one, the largest difference of outputs over the largest output that it may make.
-        honest: nothing is wrong with the rewriter, the model itself must fail the proof: no run without sabotage.
+    A harmless one makes outputs differ by at most `below` of the largest. An `honest` one is the model's own fault.
     """
 
     name: str

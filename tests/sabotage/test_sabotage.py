@@ -3,8 +3,6 @@
 A sample runs always, all with ATTNONLY_SLOW. `python -m tools.sabotage` tries single ones and writes the table.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a sabotage is tried, and what became of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Lock files of a release pin every dependency."""
 
-from __future__ import annotations
-
 import tomllib
 
 from tools.release.__main__ import DEV_EXTRAS, LOCKED, ROOT, pins

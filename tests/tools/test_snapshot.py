@@ -1,7 +1,5 @@
 """The snapshot of what the rewriter makes sees every edit, and no metadata."""
 
-from __future__ import annotations
-
 import pytest
 
 from rewriter import rewrite

@@ -1,7 +1,5 @@
 """Fits at run time: the accuracy they reach, what they state, what they refuse."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -9,9 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks.fit import float32
-from passes.fit import Function, find_kinks, fit_function
+from passes.fit import find_kinks, fit_function
 from passes.programs.head import Array
 from passes.programs.program import Program
+from passes.programs.solve import Function
 from tests.conftest import slow
 
 CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {

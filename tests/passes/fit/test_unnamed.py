@@ -1,7 +1,5 @@
 """Activations without a program: which of their fits become gates, and what is said of the others."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

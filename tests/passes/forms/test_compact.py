@@ -1,7 +1,5 @@
 """Form `compact`: its pattern, its weights and its memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -48,23 +46,22 @@ def test_the_pattern_is_the_softmax_of_theorem_3(name: str, first: str | None) -
     assert np.abs(pattern - expected).max() <= 1e-6  # measured: 3e-7
 
 
+SHAPES = {
+    "W_Q": (8, 5, 1),
+    "W_O": (8, 1, 4),
+    "b_O_bias_0": (4,),
+    "k": (2, 5, 2, 1),
+    "k_bias": (1, 1),
+    "v_rows": (2, 1),
+    **dict.fromkeys(("pattern", "scores"), (2, 5, 8, 2)),
+    **dict.fromkeys(("q", "z"), (2, 5, 8, 1)),
+}
+
+
 def test_weights_and_tensors_have_the_names_and_shapes_of_the_field() -> None:
-    names = ["W_Q", "W_K", "W_V", "W_O", "b_O_bias_0", "q", "k", "v", "scores", "pattern", "z", "k_bias", "v_rows"]
-    model = mlp("t = Tanh(y) s = Mul(t, $0.5) h = Add(s, $0.5)")
-    result = apply(cases.planned(model, form="compact"))
-    made = {name.rpartition("/")[2] for node in result.graph.node for name in node.output}
-    made |= {tensor.name.rpartition("/")[2] for tensor in result.graph.initializer}
-    wanted = [f"mlp/heads/{name}" for name in names if name in made]
-    x = np.zeros((2, 5, 4), np.float32)
-    shapes = {name.rpartition("/")[2]: array.shape for name, array in tapped(result, {"x": x}, wanted).items()}
-    assert shapes["W_Q"] == (8, 5, 1)
-    assert shapes["W_O"] == (8, 1, 4)
-    assert shapes["pattern"] == shapes["scores"] == (2, 5, 8, 2)
-    assert shapes["q"] == shapes["z"] == (2, 5, 8, 1)
-    assert shapes["k"] == (2, 5, 2, 1)
-    assert shapes["k_bias"] == (1, 1)
-    assert shapes["v_rows"] == (2, 1)
-    assert shapes["b_O_bias_0"] == (4,)
+    result = apply(cases.planned(mlp("t = Tanh(y) s = Mul(t, $0.5) h = Add(s, $0.5)"), form="compact"))
+    made = tapped(result, {"x": np.zeros((2, 5, 4), np.float32)}, [f"mlp/heads/{name}" for name in SHAPES])
+    assert {name: made[f"mlp/heads/{name}"].shape for name in SHAPES} == SHAPES
 
 
 def test_gelu_is_float32_with_offsets_first() -> None:

@@ -1,7 +1,5 @@
 """No sequence or no token: what is written runs where the original does, and gives outputs of the same shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """Every form with every kind of program, against the oracle and with the proof."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """No emitted constant is one that onnxruntime deletes for being almost 1 (docs/decisions/0009)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The shared position scores of form `maskless` are the literal product of every head's W_Q and W_K on the stream."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Steep heads: onnxruntime's Exp takes ten times as long where a result is not a normal number, so none may be so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 By default only some operators are tested, because making all models takes onnx a while.
 """
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Mapping

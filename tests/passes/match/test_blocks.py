@@ -1,7 +1,5 @@
 """Which graphs are MLP blocks: spellings of activations, kinds of linear operators, and a near miss beside each."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -197,15 +195,11 @@ ONE = {"W1": values("W1")[:, :1], "W2": values("W2")[:1], "b1": np.array([0.7]),
 """A layer of one neuron: its bias has the shape of a scalar."""
 
 
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        (SILU, "silu"),
-        (ERF_GELU, "gelu"),
-        ("h = Relu(y)", "relu"),
-        ("a = Add(y, three) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)", "hard_swish"),
-    ],
-)
+HARD_SWISH = "a = Add(y, three) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)"
+SINGLE = [(SILU, "silu"), (ERF_GELU, "gelu"), ("h = Relu(y)", "relu"), (HARD_SWISH, "hard_swish")]
+
+
+@pytest.mark.parametrize(("text", "label"), SINGLE)
 @pytest.mark.parametrize("first", [FIRST, FIRST.replace("first, b1", "b1, first"), "y = Gemm(x, W1, b1)"])
 def test_the_bias_of_a_single_neuron(first: str, text: str, label: str) -> None:
     shapes = ROWS if "Gemm" in first else {}
@@ -216,8 +210,7 @@ def test_the_bias_of_a_single_neuron(first: str, text: str, label: str) -> None:
 
 
 def test_a_constant_behind_a_single_neuron_without_a_bias() -> None:
-    text = "a = Add(y, three) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)"
-    model = mlp(text, first="y = MatMul(x, W1)", second="out = MatMul(h, W2)", constants=ONE)
+    model = mlp(HARD_SWISH, first="y = MatMul(x, W1)", second="out = MatMul(h, W2)", constants=ONE)
     assert only_block(model).identified.label == "hard_swish"
 
 
@@ -318,43 +311,23 @@ LAYER_NORM = "k = LayerNormalization(h, c1) out = MatMul(k, W2)"
 
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     *(
-        (
-            name,
-            {"activation": f"h = com.microsoft.{name}(y, c1)", "domains": {"com.microsoft": 1}},
-            f"com.microsoft::{name} 'h' has a constant of shape [8] where a scalar is needed",
-        )
+        (name, {"activation": f"h = com.microsoft.{name}(y, c1)", "domains": {"com.microsoft": 1}},
+         f"com.microsoft::{name} 'h' has a constant of shape [8] where a scalar is needed")
         for name in ("BiasGelu", "FastGelu")
     ),
-    (
-        "second-activation",
-        {"activation": "s = Sigmoid(y) k = Mul(y, s) z = Mul(k, c1) h = Tanh(z)"},
-        "a second activation follows in Tanh 'h'",
-    ),
-    (
-        "per-channel-slope",
-        {"activation": "h = PRelu(y, c1)"},
-        "PRelu 'h' has a constant of shape [8] where a scalar is needed",
-    ),
-    (
-        "per-channel-inside",
-        {"activation": "d = Mul(y, c1) s = Sigmoid(d) k = Max(s, b1) h = Mul(d, k)"},
-        "Max 'k' has a constant of shape [8] where a scalar is needed",
-    ),
-    (
-        "second-weight-not-constant",
-        {"activation": SILU, "second": "out = MatMul(h, w)", "inputs": "float[batch, tokens, 4] x, float[8, 4] w"},
-        "neither factor is constant",
-    ),
-    (
-        "layer-normalisation",
-        {"activation": SILU, "second": LAYER_NORM},
-        "its output feeds LayerNormalization 'k', which is not a linear operator",
-    ),
-    (
-        "softmax",
-        {"activation": SILU, "second": "k = Softmax(h) out = MatMul(k, W2)"},
-        "its output feeds Softmax 'k', which is not a linear operator",
-    ),
+    ("second-activation", {"activation": "s = Sigmoid(y) k = Mul(y, s) z = Mul(k, c1) h = Tanh(z)"},
+     "a second activation follows in Tanh 'h'"),
+    ("per-channel-slope", {"activation": "h = PRelu(y, c1)"},
+     "PRelu 'h' has a constant of shape [8] where a scalar is needed"),
+    ("per-channel-inside", {"activation": "d = Mul(y, c1) s = Sigmoid(d) k = Max(s, b1) h = Mul(d, k)"},
+     "Max 'k' has a constant of shape [8] where a scalar is needed"),
+    ("second-weight-not-constant",
+     {"activation": SILU, "second": "out = MatMul(h, w)", "inputs": "float[batch, tokens, 4] x, float[8, 4] w"},
+     "neither factor is constant"),
+    ("layer-normalisation", {"activation": SILU, "second": LAYER_NORM},
+     "its output feeds LayerNormalization 'k', which is not a linear operator"),
+    ("softmax", {"activation": SILU, "second": "k = Softmax(h) out = MatMul(k, W2)"},
+     "its output feeds Softmax 'k', which is not a linear operator"),
     *(
         (
             f"normalised-gate-{name}",  # as in BitNet: the square of the norm is not a larger activation
@@ -364,38 +337,29 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         )
         for name, square in (("product", "Mul(g, g)"), ("power", "Pow(g, two)"))
     ),
-    (
-        "graph-output",
-        {"activation": "s = Sigmoid(y) out = Mul(y, s)", "second": "", "outputs": "float[batch, tokens, 8] out"},
-        "its output is an output of the graph, and no linear operator reads it",
-    ),
-    (
-        "dead-end",
-        {"activation": "s = Sigmoid(y) h = Mul(y, s)", "second": "out = Add(x, x)"},
-        "no linear operator reads its output",
-    ),
+    ("graph-output",
+     {"activation": "s = Sigmoid(y) out = Mul(y, s)", "second": "", "outputs": "float[batch, tokens, 8] out"},
+     "its output is an output of the graph, and no linear operator reads it"),
+    ("dead-end", {"activation": "s = Sigmoid(y) h = Mul(y, s)", "second": "out = Add(x, x)"},
+     "no linear operator reads its output"),
     (
         "residual-inside",
         {"activation": "s = Sigmoid(y) k = Mul(y, s) h = Add(k, r)",
          "inputs": "float[batch, tokens, 4] x, float[batch, tokens, 8] r"},
         "it meets 'r', not from a linear operator, in Add 'h'",
     ),
-    (
-        "kernel-of-three-first",
-        {"activation": SILU, "first": "y = Conv<pads = [1, 1]>(x, K3, b1)", "second": "out = Conv(h, K2)", **PLANES},
-        "the first operator is a Conv 3, which mixes positions",
-    ),
+    ("kernel-of-three-first",
+     {"activation": SILU, "first": "y = Conv<pads = [1, 1]>(x, K3, b1)", "second": "out = Conv(h, K2)", **PLANES},
+     "the first operator is a Conv 3, which mixes positions"),
     (
         "kernel-of-three-second",
         {"activation": SILU, "first": "y = Conv(x, K1)", "second": "out = Conv<pads = [1, 1]>(h, k)",
          "constants": {"k": np.ones((4, 8, 3))}, **PLANES},
         "the second operator is a Conv 3, which mixes positions",
     ),
-    (
-        "strided-pointwise",
-        {"activation": SILU, "first": "y = Conv<strides = [2]>(x, K1)", "second": "out = Conv(h, K2)", **PLANES},
-        "the first operator is a Conv 1, which mixes positions",
-    ),
+    ("strided-pointwise",
+     {"activation": SILU, "first": "y = Conv<strides = [2]>(x, K1)", "second": "out = Conv(h, K2)", **PLANES},
+     "the first operator is a Conv 1, which mixes positions"),
     (
         "gemm-transposed-data",
         {"activation": SILU, "first": "y = Gemm(x, W1)", "second": "out = Gemm<transA = 1>(h, p)",
@@ -420,11 +384,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
          "constants": {"ratio": np.array(0.1), "on": onnx.numpy_helper.from_array(np.array(True), "on")}},
         "its output feeds Dropout 'h', which is not elementwise",
     ),
-    (
-        "integers",
-        {"activation": "s = Sigmoid(y) k = Mul(y, s) i = Cast<to = 7>(k) h = Cast<to = 1>(i)"},
-        "its output feeds Cast 'i', which is not elementwise",
-    ),
+    ("integers", {"activation": "s = Sigmoid(y) k = Mul(y, s) i = Cast<to = 7>(k) h = Cast<to = 1>(i)"},
+     "its output feeds Cast 'i', which is not elementwise"),
 )  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """Experts whose weights are one tensor, projections that are taken apart, and activations left with a reason."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

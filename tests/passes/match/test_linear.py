@@ -1,7 +1,5 @@
 """Linear operators spelled as Einsum, and Gemm with data added to the product; a near miss beside each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every entry of the table of linear operators: what each one reads of its node, and why it does not qualify."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fused operators taken apart, node by node and in a model; which local functions are inlined."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx

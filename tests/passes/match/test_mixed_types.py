@@ -1,7 +1,5 @@
 """Blocks whose region changes its element type, or whose types inference cannot determine."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

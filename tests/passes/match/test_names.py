@@ -1,7 +1,5 @@
 """Names of blocks: the same in float32, float16 and int8, and those of convolutions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

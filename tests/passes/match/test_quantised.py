@@ -4,8 +4,6 @@ What rounds stays where it stands. Every function between two such pairs is a bl
 reals.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random regions are never mistaken for an activation that they are not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -3,8 +3,6 @@
 It shares no code with `passes`: programs are read as plain coefficients. Results are balls, which hold the number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

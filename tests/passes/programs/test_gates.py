@@ -1,7 +1,5 @@
 """Gates: the programs that they come from, what they compute, and bounds on the error of the limit."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The line g as attention, and gates made with it: against the formulas in numpy; the certificate proves them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +10,7 @@ from passes.programs.exponentials import Line
 from passes.programs.fitted import lines
 from passes.programs.gates import needs_line, with_line
 from passes.programs.program import ARITHMETIC, Program
+from passes.programs.solve import Parameters
 from tests.attention import neurons
 from tests.passes.programs.test_programs import PARAMETERS
 
@@ -49,10 +48,14 @@ GATES = ("silu", "gelu", "gelu_tanh", "relu", "leaky_relu", "mish", "relu6", "cl
 ENTRIES = {entry.name: entry for entry in ACTIVATIONS}
 
 
-def quick(name: str, elem_type: int = 1) -> Program:
-    program = ENTRIES[name].program_for(PARAMETERS[name], ARITHMETIC[elem_type], gated=True, quick=True)
+def made(name: str, parameters: Parameters, elem_type: int = 1, **options: bool) -> Program:
+    program = ENTRIES[name].program_for(parameters, ARITHMETIC[elem_type], **options)
     assert program is not None
     return program
+
+
+def quick(name: str) -> Program:
+    return made(name, PARAMETERS[name], gated=True, quick=True)
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -71,8 +74,7 @@ def test_gates_are_heads_over_pairs_of_keys(name: str) -> None:
     ("parameters", "step"), [((1.0, 1.0), 0.25), ((-1.0, 1.0), -0.25), ((1.702, 1.0), 0.25), ((-0.3, 2.0), -0.25)]
 )
 def test_the_line_is_constant_first_where_the_gate_is_zero(parameters: tuple[float, float], step: float) -> None:
-    program = ENTRIES["silu"].program_for(parameters, FLOAT, gated=True, quick=True)
-    assert program is not None
+    program = made("silu", parameters, gated=True, quick=True)
     assert program.line is not None
     assert program.line.step == step
     assert program.max_error <= 2e-7
@@ -97,16 +99,13 @@ def test_what_is_bounded_needs_no_line() -> None:
 
 
 def test_a_line_that_reaches_less_far_costs_error() -> None:
-    silu = ENTRIES["silu"].program_for((0.01, 1.0), FLOAT)
-    assert silu is not None
-    assert with_line(silu, FLOAT).line == lines("single")[1]
+    assert with_line(made("silu", (0.01, 1.0)), FLOAT).line == lines("single")[1]
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.01, 1e-3])
 @pytest.mark.parametrize("name", ["square", "relu_squared"])
 def test_squares_of_small_numbers_are_judged_by_their_squares(name: str, factor: float) -> None:
-    program = ENTRIES[name].program_for((factor,), FLOAT, quick=True)
-    assert program is not None
+    program = made(name, (factor,), quick=True)
     y = np.linspace(-508.0, 508.0, 100_001)
     f = ENTRIES[name].function(y, (factor,))
     error = np.abs(program.evaluate(y) - f) / np.maximum(1.0, np.abs(f))

@@ -1,7 +1,5 @@
 """Heads whose weights are powers of one exponential: proved in ball arithmetic, and against plain heads in numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Programs as values: what is evaluated, scaled, rounded and bounded, against formulas written out in numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Head programs: their arithmetic in float32, what they cost, and what conversions state of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

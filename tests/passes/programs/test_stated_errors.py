@@ -1,7 +1,5 @@
 """Errors stated in the table of head programs, proved by the certificate that also judges rewritten models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The attention of small networks: found, joined with positions, or refused with what is no attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is added to scores, by value: by positions alone it moves into W_QK, data stays, the rest is refused by name."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Form `whole`: no mask operator, literal weights, limits; `tests.passes.test_networks` has the network in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

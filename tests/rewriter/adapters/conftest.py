@@ -1,7 +1,5 @@
 """A rewriter that is wrong, which every adapter must notice."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cases import plant

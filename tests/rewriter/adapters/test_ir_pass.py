@@ -1,7 +1,5 @@
 """The pass for onnx-ir: in a sequence of other passes, with its proof as postcondition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

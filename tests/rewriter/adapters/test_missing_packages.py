@@ -1,7 +1,5 @@
 """Bridges to other tools without those tools: one line that names the extra."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

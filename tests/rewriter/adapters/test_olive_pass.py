@@ -1,7 +1,5 @@
 """The pass for Olive, in a workflow that Olive runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Quantised models: rounding moves values to the next step, so outputs say little; values name what differs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`rewrite bench`: what is measured on which inputs, what is refused, and what it prints, writes and exits with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,11 +9,9 @@ from onnx import parser
 
 from rewriter import bench, rewrite
 from rewriter.api import benching
-from rewriter.cli import run
 from tests.committed import FOLDER
+from tests.conftest import Ran
 from tests.textmodels import SILU, mlp, text_model
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +79,9 @@ def test_default_sizes() -> None:
     assert len(bench(vision, vision, providers="cpu").times) == 2
 
 
-def test_the_command(capsys: Capture) -> None:
+def test_the_command(ran: Ran) -> None:
     arguments = ["--tokens", "3", "--tokens", "5", "--provider", "cpu"]
-    assert run(["bench", "a.onnx", "b.onnx", *arguments, "--json", "found.json"]) == 0
-    text = capsys.readouterr().out
+    text = ran(0, ["bench", "a.onnx", "b.onnx", *arguments, "--json", "found.json"]).out
     for part in ("Median time of one run", "sequence 3", "sequence 5", "over original"):
         assert part in text
     last = text.splitlines()[-1]
@@ -112,9 +107,8 @@ def test_the_command(capsys: Capture) -> None:
         (["fails.onnx", "fails.onnx"], 1, "fails.onnx: onnxruntime could not run the model: "),
     ],
 )
-def test_errors_are_one_line(arguments: list[str], status: int, message: str, capsys: Capture) -> None:
-    assert run(["bench", *arguments]) == status
-    captured = capsys.readouterr()
+def test_errors_are_one_line(arguments: list[str], status: int, message: str, ran: Ran) -> None:
+    captured = ran(status, ["bench", *arguments])
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""

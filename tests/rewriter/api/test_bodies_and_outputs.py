@@ -1,7 +1,5 @@
 """Names that several graphs use, and outputs that are not one tensor each, through every command."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

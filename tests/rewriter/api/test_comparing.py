@@ -1,7 +1,5 @@
 """`rewriter.validate` and `rewriter.diff`: planted differences are found and their places named, equal pairs pass."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators that onnxruntime has no kernel for, and that ONNX defines by others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

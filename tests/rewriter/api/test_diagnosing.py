@@ -1,7 +1,5 @@
 """`rewrite doctor`: what it finds on this machine, and each thing that can be wrong, planted."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -16,6 +14,7 @@ from rewriter.cli import run
 from rewriter.errors import ProviderError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import PROVIDERS
+from tests.conftest import Ran
 from tests.textmodels import SILU, mlp
 
 
@@ -101,7 +100,6 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert diagnosing._memory() == 7_168_000
 
 
-def test_an_unreadable_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_model(tmp_path: Path, ran: Ran) -> None:
     (tmp_path / "x.onnx").write_bytes(b"junk")
-    assert run(["doctor", os.fspath(tmp_path / "x.onnx")]) == 4
-    assert capsys.readouterr().err.count("\n") == 1
+    assert ran(4, ["doctor", os.fspath(tmp_path / "x.onnx")]).err.count("\n") == 1

@@ -1,7 +1,5 @@
 """What a result was made with."""
 
-from __future__ import annotations
-
 import platform
 import socket
 from importlib.metadata import version

@@ -1,10 +1,9 @@
 """A folder: everything or nothing, and what is copied."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, ModelError, UsageError, rewrite
-from rewriter.cli import run
+from rewriter.errors import RewriteError
 from tests.cases import names, plant
 from tests.changes import change_values, weight
+from tests.conftest import Ran
 from tests.oracle import evaluate
 from tests.textmodels import SILU, mlp, text_model
 
@@ -40,11 +40,10 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_models_and_all_files(folder: Path, ran: Ran) -> None:
     out = folder.with_name("out")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert run([str(folder), "-o", str(out), "--provider", "cpu"]) == 0
-    text = capsys.readouterr().out
+    text = ran(0, [str(folder), "-o", str(out), "--provider", "cpu"]).out
     assert text.splitlines()[-1] == f"PASSED  1 model, 1 block, read as 8 attention heads, written to {out}"
     assert "onnx/plain.onnx\ncopied    as is" in text
     assert ".rewrite-" not in text
@@ -61,29 +60,50 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
     assert report["models"]["model.onnx"]["output"] == str(out / "model.onnx")
 
 
-def test_what_is_left_in_a_folder_has_its_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_in_a_folder_has_its_reason(folder: Path, ran: Ran) -> None:
     fused = text_model('out = com.microsoft.MoE(x, r, w, "", w)', domains={"com.microsoft": 1},
                        constants={"w": np.eye(4)},
                        inputs="float[tokens, 4] x, float[tokens, 3] r", outputs="float[tokens, 4] out")  # fmt: skip
     onnx.save(fused, folder / "onnx" / "plain.onnx")
-    assert run([str(folder), "-o", str(folder.with_name("out")), "--provider", "cpu", "--no-validate"]) == 0
+    arguments = [str(folder), "-o", str(folder.with_name("out")), "--provider", "cpu", "--no-validate"]
     reason = "its experts are inside one operator, and its weights are not initializers of the shapes that it asks for"
-    assert f"copied    as is: 1 candidate left: com.microsoft::MoE 'out': {reason}" in capsys.readouterr().out
+    assert f"copied    as is: 1 candidate left: com.microsoft::MoE 'out': {reason}" in ran(0, arguments).out
 
 
 def test_a_failed_proof_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda model: change_values(weight(model, "b2"), "v += 1e-2"))
-    out = folder.with_name("out")
-    report = rewrite(folder, out, **FAST)
+    report = rewrite(folder, folder.with_name("out"), **FAST)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
-    assert report.problems
     assert report.problems[0].startswith("model.onnx: ")
     assert names(folder.parent) == {"in"}
 
 
-def test_an_unreadable_model_leaves_nothing_and_is_named(folder: Path) -> None:
-    (folder / "zz.onnx").write_bytes(b"no model")
-    with pytest.raises(ModelError, match=r"'zz\.onnx': "):
+def _full(_source: Path, target: Path, **_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+
+def _no_models(folder: Path, _: object) -> None:
+    for path in [*folder.rglob("*.onnx")]:
+        path.unlink()
+
+
+REFUSED: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], object], type[RewriteError], str]] = {
+    "unreadable": (lambda it, _: (it / "zz.onnx").write_bytes(b"no model"), ModelError, r"'zz\.onnx': "),
+    "a link": (lambda it, _: (it / "key").symlink_to("/etc/passwd"), UsageError, "is a link"),
+    "no models": (_no_models, UsageError, r"no \.onnx file"),
+    "a full disk": (
+        lambda _, patch: patch.setattr("shutil.copyfile", _full),
+        UsageError,
+        r"^cannot write '.*/out': No space left on device; free some space",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused_leaves_nothing(what: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, error, message = REFUSED[what]
+    change(folder, monkeypatch)
+    with pytest.raises(error, match=message):
         rewrite(folder, folder.with_name("out"), validate=False)
     assert names(folder.parent) == {"in"}
 
@@ -111,12 +131,6 @@ def test_data_that_two_models_share_is_kept(folder: Path) -> None:
         assert np.abs(made - evaluate(onnx.load(folder / name), {"x": x})["out"]).max() < 1e-12
 
 
-def test_a_link_is_refused(folder: Path) -> None:
-    (folder / "key").symlink_to("/etc/passwd")
-    with pytest.raises(UsageError, match="is a link"):
-        rewrite(folder, folder.with_name("out"), validate=False)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -130,41 +144,18 @@ def test_a_link_is_refused(folder: Path) -> None:
         ([], "where should the result go"),
     ],
 )
-def test_usage(
-    folder: Path,
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_usage(folder: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     monkeypatch.chdir(folder.parent)
     np.savez("x.npz", x=np.zeros((1, 1, 4), np.float32))
-    assert run(["in", *arguments]) == 2
-    error = capsys.readouterr().err
+    error = ran(2, ["in", *arguments]).err
     assert message in error
     assert error.count("\n") == 1
     assert not (folder.parent / "out").exists()
 
 
-def test_a_folder_without_models(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    with pytest.raises(UsageError, match=r"no \.onnx file"):
-        rewrite(tmp_path / "in", tmp_path / "out")
-
-
 def test_dry_run_writes_nothing(folder: Path) -> None:
     report = rewrite(folder, dry_run=True)
     assert report.summary.startswith("PLANNED  1 model, 1 block")
-    assert names(folder.parent) == {"in"}
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_source: Path, target: Path, **_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
-
-    monkeypatch.setattr("shutil.copyfile", full)
-    with pytest.raises(UsageError, match=r"^cannot write '.*/out': No space left on device; free some space"):
-        rewrite(folder, folder.with_name("out"), validate=False)
     assert names(folder.parent) == {"in"}
 
 

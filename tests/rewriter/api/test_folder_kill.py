@@ -1,7 +1,5 @@
 """Kill -9 while a folder is converted: it appears whole or not at all, and the next run removes the rest."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Imports: only what a call needs, and our own `passes` even if another module has that name."""
 
-from __future__ import annotations
-
 import pydoc
 import subprocess
 import sys

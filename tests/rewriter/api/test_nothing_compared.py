@@ -1,7 +1,5 @@
 """`validate` and `diff` never say "same" when nothing was compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ from numpy.typing import NDArray
 from rewriter import ExitStatus, UsageError, ValidationError, diff, validate
 from rewriter.cli import run
 from tests.changes import becomes, changed, maker
+from tests.conftest import Ran
 from tests.textmodels import text_model
 
 Capture = pytest.CaptureFixture[str]
@@ -110,19 +109,17 @@ def test_no_case_that_the_original_accepts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["validate", "diff"])
 def test_the_command_line_says_so(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Ran, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "180")
     for name, model in {"nan": INCOMPARABLE["NaN"][0], "two": INCOMPARABLE["one of two"][0], "same": SAME}.items():
         onnx.save(model, f"{name}.onnx")
-    assert run([command, "nan.onnx", "nan.onnx"]) == 1
-    text = capsys.readouterr().out
+    text = ran(1, [command, "nan.onnx", "nan.onnx"]).out
     assert text.splitlines()[-1].startswith("NOT PROVED  nan.onnx and nan.onnx: nothing could be compared, in ")
     row = next(line for line in text.splitlines() if NOT_FINITE in line)
     assert not any(character.isdigit() for character in row), "no numbers to report"
-    assert run([command, "two.onnx", "two.onnx"]) == 1
-    assert "not every output could be compared" in capsys.readouterr().out
+    assert "not every output could be compared" in ran(1, [command, "two.onnx", "two.onnx"]).out
     given(Path("given.npz"), x=filled(0, 3, 4))
     assert run([command, "same.onnx", "same.onnx", "--inputs", "given.npz"]) == 1
     assert "same.onnx: nothing could be compared" in capsys.readouterr().out

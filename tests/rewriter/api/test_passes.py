@@ -1,7 +1,5 @@
 """Passes of one's own around the rewriting: functions from a model to another one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

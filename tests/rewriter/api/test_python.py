@@ -1,7 +1,5 @@
 """What Python users meet: inputs as arrays, models in memory of any kind, results that can be tested and printed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

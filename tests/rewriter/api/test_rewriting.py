@@ -1,7 +1,5 @@
 """`rewriter.rewrite`: the whole way, and what it must not let through."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The verdict on a pair: proved, in agreement on the inputs that were run, or different; and what a plan may say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx

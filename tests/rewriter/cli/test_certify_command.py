@@ -1,7 +1,5 @@
 """`rewrite certify`: exit statuses, what is printed, certificates that are written and checked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import rewriter
 from rewriter.cli import run
 from rewriter.errors import UsageError
 from tests import changes
+from tests.conftest import Ran
 from tests.textmodels import ERF_GELU, SILU, mlp
 
 HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
@@ -34,9 +33,8 @@ def certificate(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_certified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+def test_certified(folder: Path, ran: Ran) -> None:
+    out = " ".join(ran(0, ["certify", "a.onnx", "b.onnx", "-o", "cert.json"]).out.split())
     assert "not claimed: rounding and overflow" in out
     assert "CERTIFIED b.onnx against a.onnx, for every input: all values are the same, in" in out
     data = certificate(folder / "cert.json")
@@ -44,20 +42,18 @@ def test_certified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(data["original"]["sha256"]) == 64
 
 
-def test_a_counterexample_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["certify", "a.onnx", "d.onnx", "-o", "cert.json"]) == 1
-    out = capsys.readouterr().out
+def test_a_counterexample_is_printed(folder: Path, ran: Ran) -> None:
+    out = ran(1, ["certify", "a.onnx", "d.onnx", "-o", "cert.json"]).out
     assert "differs by 4.52e-06 at y = -10, more than 1e-07 (the activation h)" in out
     assert out.splitlines()[-1].startswith("DIFFERENT  d.onnx against a.onnx, in ")
     data = certificate(folder / "cert.json")
     assert (data["verdict"], data["certificate"]["refusals"][0]["refuted"]) == ("different", True)
 
 
-def test_what_nobody_refuted_is_not_proved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nobody_refuted_is_not_proved(folder: Path, ran: Ran) -> None:
     onnx.save(mlp("h = Relu(y)"), "one.onnx")
     onnx.save(mlp("r = Relu(y) h = Min(r, $1e4)"), "two.onnx")
-    assert run(["certify", "one.onnx", "two.onnx", "-o", "cert.json"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = ran(1, ["certify", "one.onnx", "two.onnx", "-o", "cert.json"]).out.splitlines()
     assert lines[0].startswith("first difference: Min 'h' computes from 'r' something that A does not compute")
     assert lines[-1].startswith("NOT PROVED  two.onnx against one.onnx, in ")
     data = certificate(folder / "cert.json")
@@ -89,12 +85,10 @@ def test_the_limit_is_what_an_activation_without_a_claim_is_held_to(folder: Path
         rewriter.certify(*pair, limit=-1.0)
 
 
-def test_a_certificate_is_checked_against_the_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_certificate_is_checked_against_the_files(folder: Path, ran: Ran) -> None:
     assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
-    assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 0
-    assert "HOLDS" in capsys.readouterr().out
-    assert run(["certify", "a.onnx", "c.onnx", "--check", "cert.json"]) == 1
-    out = capsys.readouterr().out
+    assert "HOLDS" in ran(0, ["certify", "a.onnx", "b.onnx", "--check", "cert.json"]).out
+    out = ran(1, ["certify", "a.onnx", "c.onnx", "--check", "cert.json"]).out
     assert 'rewritten.sha256: it states "' in out
     assert "DOES NOT HOLD" in out
 
@@ -110,17 +104,14 @@ def test_a_certificate_is_checked_against_the_files(folder: Path, capsys: pytest
         ("it['not_claimed'] = []", "not_claimed: it states []"),
     ],
 )
-def test_a_forged_certificate_does_not_hold(
-    statement: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_forged_certificate_does_not_hold(statement: str, reason: str, folder: Path, ran: Ran) -> None:
     onnx.save(mlp(ERF_GELU), "e.onnx")
     rewriter.rewrite("e.onnx", "heads.onnx", validate=False)
     assert run(["certify", "e.onnx", "heads.onnx", "-o", "cert.json"]) == 0
     data = certificate(folder / "cert.json")
     changes.run(statement, it=data["certificate"])
     (folder / "cert.json").write_text(json.dumps(data), encoding="utf-8")
-    assert run(["certify", "e.onnx", "heads.onnx", "--check", "cert.json"]) == 1
-    assert f"certificate.{reason}" in capsys.readouterr().out
+    assert f"certificate.{reason}" in ran(1, ["certify", "e.onnx", "heads.onnx", "--check", "cert.json"]).out
 
 
 @pytest.mark.parametrize(
@@ -133,10 +124,9 @@ def test_a_forged_certificate_does_not_hold(
         ("[" * 100_000, "is not JSON"),
     ],
 )
-def test_what_is_no_certificate(content: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_certificate(content: str, reason: str, folder: Path, ran: Ran) -> None:
     (folder / "cert.json").write_text(content, encoding="utf-8")
-    assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 2
-    assert reason in capsys.readouterr().err
+    assert reason in ran(2, ["certify", "a.onnx", "b.onnx", "--check", "cert.json"]).err
 
 
 def test_files_that_cannot_be_read(folder: Path) -> None:
@@ -172,10 +162,9 @@ def test_python(folder: Path) -> None:
             rewriter.certify(mlp(SILU), mlp(HEADS), claims={"h": claim})
 
 
-def test_rewrite_writes_a_certificate_that_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rewrite_writes_a_certificate_that_holds(folder: Path, ran: Ran) -> None:
     assert run(["a.onnx", "-o", "out.onnx", "--certificate", "cert.json", "-q"]) == 0
-    assert run(["certify", "--check", "cert.json", "a.onnx", "out.onnx"]) == 0
-    assert "HOLDS" in capsys.readouterr().out
+    assert "HOLDS" in ran(0, ["certify", "--check", "cert.json", "a.onnx", "out.onnx"]).out
     assert run(["certify", "--check", "cert.json", "a.onnx", "b.onnx"]) == 1
     assert run(["a.onnx", "--dry-run", "--certificate", "new.json"]) == 2
 

@@ -1,7 +1,5 @@
 """The plain command: exit statuses, options, and what a person sees."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -23,6 +21,7 @@ from rewriter.ort import providers
 from tests.cases import names, plant
 from tests.changes import change_values, weight
 from tests.committed import FOLDER
+from tests.conftest import Ran
 from tests.rewriter.report.test_schemas import SCHEMAS
 from tests.textmodels import ERF_GELU, SILU, mlp
 
@@ -54,21 +53,19 @@ def test_0_converted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_1_proof_failed(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_1_proof_failed(folder: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda model: change_values(weight(model, "*/heads/key"), "v.flat[0] *= 1.001"))
     (folder / "out.onnx").write_bytes(b"precious")
-    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--html", "p.html", "--force"]) == 1
+    out = ran(1, ["model.onnx", "-o", "out.onnx", "--report", "report.json", "--html", "p.html", "--force"]).out
     assert (folder / "out.onnx").read_bytes() == b"precious"
     assert names(folder) == {"model.onnx", "out.onnx", "report.json", "p.html"}
     assert "<title>Failed: " in (folder / "p.html").read_text(encoding="utf-8")
-    out = capsys.readouterr().out
     assert "mlp: refuted: " in out.replace("\n", " ")
     assert last_line(out) == "FAILED  1 block, read as 8 attention heads: refuted, nothing was written"
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMAS["report"])
     assert (report["exit_status"], report["output"], report["validation"]["passed"]) == (1, "", False)
-    assert run(["model.onnx", "-o", "unproved.onnx", "--no-validate"]) == 0
-    assert last_line(capsys.readouterr().out).startswith(
+    assert last_line(ran(0, ["model.onnx", "-o", "unproved.onnx", "--no-validate"]).out).startswith(
         "NOT PROVED  1 block, read as 8 attention heads, written to unproved"
     )
 
@@ -82,13 +79,12 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_certificate_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certificate_only(folder: Path, ran: Ran) -> None:
     """Proved, not run, and every report says so; also where no runtime has an operator."""
     onnx.save(mlp(SILU, second="second = MatMul(h, W2) out = own.Unknown(second)", domains={"own": 1}), "custom.onnx")
     for model in ("model.onnx", "custom.onnx"):
         told = ["--report", "r.json", "--html", "p.html", "--certificate", "c.json"]
-        assert run([model, "-o", "out.onnx", "--certificate-only", "--force", *told]) == 0
-        out = capsys.readouterr().out
+        out = ran(0, [model, "-o", "out.onnx", "--certificate-only", "--force", *told]).out
         last = (
             "CERTIFIED  1 block, read as 8 attention heads, certified for every input, not run; written to out.onnx in "
         )
@@ -122,10 +118,9 @@ def test_certificate_only_with_other_options(
 
 
 @pytest.mark.usefixtures("nothing_runs")
-def test_certificate_only_measures_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certificate_only_measures_nothing(folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(mlp("s = Sin(y) h = Mul(s, y)"), "odd.onnx")
-    assert run(["odd.onnx", "-o", "out.onnx", "--certificate-only"]) == 3
-    assert "--option domain=R" in " ".join(capsys.readouterr().out.split())
+    assert "--option domain=R" in " ".join(ran(3, ["odd.onnx", "-o", "out.onnx", "--certificate-only"]).out.split())
     plant_error = ["model.onnx", "-o", "out.onnx", "--certificate-only"]
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, lambda model: change_values(weight(model, "*/heads/key"), "v.flat[0] *= 1.001"))
@@ -163,13 +158,12 @@ def test_certificate_only_measures_nothing(folder: Path, capsys: pytest.CaptureF
         (["model.onnx", "-o", "out.onnx", "--inputs", "mine.npz"], "input 'x' has shape [1, 1, 5], the model takes"),
     ],
 )
-def test_2_usage(folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_2_usage(folder: Path, arguments: list[str], message: str, ran: Ran) -> None:
     before = (folder / "model.onnx").read_bytes()
     (folder / "link.onnx").symlink_to("target.onnx")
     np.savez("mine.npz", x=np.ones((1, 1, 5), np.float32))
     (folder / "old.onnx").write_bytes(b"precious")
-    assert run(arguments) == 2
-    out, err = capsys.readouterr()
+    out, err = ran(2, arguments)
     assert out == ""
     assert message in err
     assert "Traceback" not in err
@@ -190,20 +184,20 @@ def test_3_nothing_to_convert(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("name", ["nowhere.onnx", "/dev/null", "model.onnx"])
-def test_4_unreadable(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_4_unreadable(folder: Path, name: str, ran: Ran) -> None:
     (folder / "model.onnx").write_bytes(mlp(SILU).SerializeToString()[:-3])
-    assert run([name, "-o", "out.onnx"]) == 4
-    out, err = capsys.readouterr()
+    out, err = ran(4, [name, "-o", "out.onnx"])
     assert (out, len(err.splitlines()), err[:9]) == ("", 1, "rewrite: ")
     assert names(folder) == {"model.onnx"}
 
 
-def test_5_no_such_provider(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_5_no_such_provider(folder: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "_obstacle", lambda known: None if known.name == "cpu" else "no driver here")
-    assert run(["model.onnx", "-o", "out.onnx", "--provider", "cuda"]) == 5
-    assert capsys.readouterr().err == "rewrite: execution provider 'cuda' is not available: no driver here\n"
+    said = "rewrite: execution provider 'cuda' is not available: no driver here\n"
+    assert ran(5, ["model.onnx", "-o", "out.onnx", "--provider", "cuda"]).err == said
     assert names(folder) == {"model.onnx"}
-    assert run(["model.onnx", "-o", "out.onnx", "--provider", "cpu", "-q"]) == 0
+    out, err = ran(0, ["model.onnx", "-o", "out.onnx", "--provider", "cpu", "-q"])
+    assert (out.count("\n"), out[:6], err) == (1, "PASSED", ""), "-q prints one line"
 
 
 @pytest.mark.parametrize(
@@ -227,23 +221,14 @@ def test_what_ends_a_run_while_the_saved_file_is_proved(
     assert names(folder) == {"model.onnx"}
 
 
-def test_quiet_prints_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["model.onnx", "-o", "out.onnx", "-q"]) == 0
-    out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 1
-    assert out.startswith("PASSED")
-    assert err == ""
-
-
 def test_progress_on_a_terminal(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
     assert run(["model.onnx", "-o", "out.onnx"]) == 0
     assert "running the" in capsys.readouterr().err  # the last step, which stays until the bar is taken away
-    assert run(["model.onnx", "-o", "out.onnx", "--force", "-q"]) == 0
-    assert capsys.readouterr().err == ""
+    assert ran(0, ["model.onnx", "-o", "out.onnx", "--force", "-q"]).err == ""
 
 
 def test_own_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +239,7 @@ def test_own_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"Inputs of the proof:\n  .*values 1\n  .*values 2\n", capsys.readouterr().out)
 
 
-def test_inputs_that_the_model_rejects(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_that_the_model_rejects(folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     """Some of them are one line, with the reasons behind -v; all of them are a usage error that names the token."""
     ids, mask = np.array([[1, 2, 99_999]]), np.ones((1, 3), np.int64)
     good = {"good/input_ids": np.minimum(ids, 3), "good/attention_mask": mask}
@@ -263,8 +248,7 @@ def test_inputs_that_the_model_rejects(folder: Path, capsys: pytest.CaptureFixtu
     np.savez("all.npz", **bad)
     model = str(FOLDER / "silu-decoder.onnx")
     reason = "input 'input_ids' holds 99999, and the table that Gather '/model/transformer/wte/Gather' reads has 128 "
-    assert run([model, "-o", "out.onnx", "--inputs", "some.npz"]) == 0
-    out = capsys.readouterr().out
+    out = ran(0, [model, "-o", "out.onnx", "--inputs", "some.npz"]).out
     assert "1 of 2 inputs skipped, which the original rejects (bad); -v says why" in out
     assert "99999" not in out
     assert run(["validate", model, "out.onnx", "--inputs", "some.npz", "-v"]) == 0
@@ -273,19 +257,16 @@ def test_inputs_that_the_model_rejects(folder: Path, capsys: pytest.CaptureFixtu
     assert f"all.npz: the original model runs on none of these inputs: bad: {reason}" in capsys.readouterr().err
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
+def test_version_and_help(ran: Ran) -> None:
     assert re.match(
-        r"rewrite \S+ \(onnx \S+, onnxruntime \S+, onnx-graphsurgeon \S+, numpy \S+\)\n", capsys.readouterr().out
+        r"rewrite \S+ \(onnx \S+, onnxruntime \S+, onnx-graphsurgeon \S+, numpy \S+\)\n", ran(0, ["--version"]).out
     )
-    assert run(["--help"]) == 0
-    text = capsys.readouterr().out
+    text = ran(0, ["--help"]).out
     for status, meaning in enumerate(("converted", "the proof failed", "usage", "nothing to convert", "the model is")):
         assert re.search(rf"{status} +{meaning}", text)
     assert re.search("5 +an execution provider is not available", text)
     assert "--scope" not in text
-    assert run(["--help-all"]) == 0
-    assert "--scope" in capsys.readouterr().out
+    assert "--scope" in ran(0, ["--help-all"]).out
 
 
 def test_help_names_every_command_in_80_columns() -> None:
@@ -296,10 +277,9 @@ def test_help_names_every_command_in_80_columns() -> None:
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_model_called_like_a_subcommand(folder: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_called_like_a_subcommand(folder: Path, command: str, ran: Ran) -> None:
     (folder / command).write_bytes((folder / "model.onnx").read_bytes())
-    assert run([f"./{command}", "-o", "out.onnx", "-q"]) == 0
-    assert capsys.readouterr().out.startswith("PASSED")
+    assert ran(0, [f"./{command}", "-o", "out.onnx", "-q"]).out.startswith("PASSED")
 
 
 def test_console_script(folder: Path) -> None:

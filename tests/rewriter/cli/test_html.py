@@ -1,7 +1,5 @@
 """`rewrite --html FILE`: the page beside the tables."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from rewriter.cli import run
 from tests.cases import names
+from tests.conftest import Ran
 
 
 @pytest.mark.parametrize("option", ["--report", "--html", "--certificate"])
@@ -22,25 +21,19 @@ from tests.cases import names
         ("folder", "exists and is not a ."),
     ],
 )
-def test_paths_are_checked_before_the_work(
-    option: str, path: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_paths_are_checked_before_the_work(option: str, path: str, message: str, folder: Path, ran: Ran) -> None:
     (folder / "notes.txt").write_text("mine")
     (folder / "folder").mkdir()
-    assert run(["model.onnx", "-o", "out.onnx", option, path]) == 2
-    out, err = capsys.readouterr()
+    out, err = ran(2, ["model.onnx", "-o", "out.onnx", option, path])
     assert message in err
     assert (out, err.count("\n")) == ("", 1)
     assert names(folder) == {"model.onnx", "notes.txt", "folder"}
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_without_jinja_nothing_starts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_jinja_nothing_starts(folder: Path, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert run(["model.onnx", "-o", "out.onnx", "--html", "page.html"]) == 2
-    assert capsys.readouterr().err == (
+    assert ran(2, ["model.onnx", "-o", "out.onnx", "--html", "page.html"]).err == (
         "rewrite: a page needs jinja2, which is not installed; run: pip install 'attnonly[report]'\n"
     )
     assert names(folder) == {"model.onnx"}

@@ -1,7 +1,5 @@
 """`rewrite inspect` describes a model and writes nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,10 @@ import pytest
 
 from passes.forms import FORMS
 from rewriter import inspect, rewrite
-from rewriter.cli import run
 from rewriter.ort.sessions import open_session
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
+from tests.conftest import Ran
 from tests.textmodels import mlp
 
 
@@ -23,19 +21,17 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
 
 
-def test_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["inspect", str(MODELS / "silu-decoder.onnx")]) == 0
-    text = capsys.readouterr().out
+    text = ran(0, ["inspect", str(MODELS / "silu-decoder.onnx")]).out
     assert "model.transformer.h.0.mlp" in text
     assert "16 + 128 + 20" in text  # d_ff / d_head, d_ff, (d_model + d_ff) / d_head with d_head 8
     assert "purity once converted, nonlinearities that remain: none" in text
     assert not list(tmp_path.iterdir())
 
 
-def test_json_counts_weights_and_heads(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(MODELS / "conformer-encoder.onnx"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_counts_weights_and_heads(ran: Ran) -> None:
+    found = json.loads(ran(0, ["inspect", str(MODELS / "conformer-encoder.onnx"), "--json"]).out)
     blocks = found["accounting"]["blocks"]
     assert [block["parameters"] for block in blocks] == [2 * 32 * 128] * 4
     assert sum(block["share"] for block in blocks) == pytest.approx(found["accounting"]["share"])
@@ -43,14 +39,12 @@ def test_json_counts_weights_and_heads(capsys: pytest.CaptureFixture[str]) -> No
     assert found["purity"] == "4 Sigmoid"
 
 
-def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_of_the_forms_are_stated_for_a_length(ran: Ran) -> None:
     model = str(MODELS / "silu-decoder.onnx")
-    assert run(["inspect", model, "--tokens", "1000"]) == 0
-    text = capsys.readouterr().out
+    text = ran(0, ["inspect", model, "--tokens", "1000"]).out
     assert "Forms: one block at 1,000 tokens" in text
     assert "1.0 MB" in text  # two keys for each of 1000 x 128 queries
-    assert run(["inspect", model, "--tokens", "1000", "--json"]) == 0
-    accounting = json.loads(capsys.readouterr().out)["accounting"]
+    accounting = json.loads(ran(0, ["inspect", model, "--tokens", "1000", "--json"]).out)["accounting"]
     assert accounting["tokens"] == 1000
     for block in accounting["blocks"]:
         assert [form["form"] for form in block["forms"]] == list(FORMS)
@@ -58,18 +52,16 @@ def test_costs_of_the_forms_are_stated_for_a_length(capsys: pytest.CaptureFixtur
         assert block["forms"][0]["pattern_bytes"] == 2 * 1000 * 128 * 4
 
 
-def test_forms_that_need_too_much_say_so_with_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_forms_that_need_too_much_say_so_with_the_figures(ran: Ran) -> None:
+    text = " ".join(ran(0, ["inspect", str(MODELS / "silu-decoder.onnx"), "--tokens", "8000"]).out.split())
     assert "form maskless cannot take 2 of the blocks: W_QK of 8001 positions takes 244 MB" in text
     assert "more than 64 MB; lower --max-tokens" in text
 
 
-def test_recognised_blocks_are_weighed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recognised_blocks_are_weighed_too(tmp_path: Path, ran: Ran) -> None:
     path = tmp_path / "unnamed.onnx"
     onnx.save(mlp("h = Sin(y)"), path)
-    assert run(["inspect", str(path)]) == 3
-    assert "the table has no program for it" in " ".join(capsys.readouterr().out.split())
+    assert "the table has no program for it" in " ".join(ran(3, ["inspect", str(path)]).out.split())
     accounting = inspect(path).accounting
     assert [block.heads for block in accounting.blocks] == [None]
     assert all(block.parameters > 0 for block in accounting.blocks)

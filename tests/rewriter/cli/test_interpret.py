@@ -1,7 +1,5 @@
 """`rewrite heads`, `run`, `attribute`, `graph` and `rank`: files and tables that agree with the functions; refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -16,6 +14,7 @@ from rewriter import ModelError, Text, attribute, attribution_graph, composition
 from rewriter import heads as index_of
 from rewriter.cli import run
 from tests.committed import FOLDER, feeds
+from tests.conftest import Ran
 from tests.textmodels import SILU, mlp, word_tokenizer
 
 MODEL = FOLDER / "silu-decoder.onnx"
@@ -38,10 +37,9 @@ def tokenizer(tmp_path: Path) -> Path:
     return path
 
 
-def told(capsys: pytest.CaptureFixture[str], command: str, *options: str, model: Path = MODEL) -> str:
+def told(ran: Ran, command: str, *options: str, model: Path = MODEL) -> str:
     """What a command that succeeds prints."""
-    assert run([command, str(model), *options]) == 0
-    return capsys.readouterr().out
+    return ran(0, [command, str(model), *options]).out
 
 
 GIVEN, LOGIT = ["--inputs", "x.npz"], ["--inputs", "x.npz", "--logit", "5"]
@@ -85,49 +83,45 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
 
 
 @pytest.mark.parametrize(("command", "options", "message"), REFUSALS)
-def test_refusals(
-    command: str, options: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([command, str(MODEL), *options]) == 2
-    error = capsys.readouterr().err
+def test_refusals(command: str, options: list[str], message: str, folder: Path, ran: Ran) -> None:
+    error = ran(2, [command, str(MODEL), *options]).err
     assert message in error
     assert error.count("\n") == 1
     assert [each.name for each in folder.iterdir()] == ["x.npz"]
 
 
-def test_list_of_heads(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, "heads", model=FOLDER / "gated-decoder.onnx").splitlines()
+def test_list_of_heads(ran: Ran) -> None:
+    lines = told(ran, "heads", model=FOLDER / "gated-decoder.onnx").splitlines()
     assert " ".join(lines[0].split()) == (
         "blocks.0.attn 4 heads, 2 per key and value, rotary model.model.layers.0.self_attn"
     )
     assert "192 heads of 96 neurons, silu(gate) * value as silu_gate" in lines[1]
     assert lines[-1] == "392 heads in 4 sublayers, 40 tensors"
-    text = told(capsys, "heads", model=FOLDER / "gelu-encoder.onnx")
+    text = told(ran, "heads", model=FOLDER / "gelu-encoder.onnx")
     assert "not understood: block model.pooler.dense: its output is an output of the graph" in text
 
 
-def test_file_of_heads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told(capsys, "heads", "-o", "heads.safetensors")
+def test_file_of_heads(folder: Path, ran: Ran) -> None:
+    told(ran, "heads", "-o", "heads.safetensors")
     data = (folder / "heads.safetensors").read_bytes()
     assert set(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])) >= {
         *(f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("attn.W_O", "mlp_heads.W_O", "ln1.w", "ln1.b")),
         "__metadata__",
     }
-    assert run(["heads", str(MODEL), "-o", "heads.safetensors"]) == 2
-    assert "exists; remove it, or choose another output" in capsys.readouterr().err
-    found = json.loads(told(capsys, "heads", "--json", model=FOLDER / "relu-decoder.onnx"))
+    assert "exists; remove it, or choose another output" in ran(2, ["heads", str(MODEL), "-o", "heads.safetensors"]).err
+    found = json.loads(told(ran, "heads", "--json", model=FOLDER / "relu-decoder.onnx"))
     facts = found["sublayers"]["blocks.0.mlp_heads"]
     assert (facts["kind"], facts["heads"], facts["activation"]) == ("neurons", 128, "relu")
     assert facts["heads_per_neuron"][0]["head"]["beta"] > 1e9
 
 
-def test_remarks_about_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remarks_about_no_node(tmp_path: Path, ran: Ran) -> None:
     quantize_dynamic(MODEL, tmp_path / "q.onnx")
-    *_, remark, _ = told(capsys, "heads", model=tmp_path / "q.onnx").splitlines()
+    *_, remark, _ = told(ran, "heads", model=tmp_path / "q.onnx").splitlines()
     assert remark.endswith("rounds activations")
 
 
-def test_models_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_without_heads(tmp_path: Path, ran: Ran) -> None:
     path = tmp_path / "model.onnx"
     model = mlp("y = Relu(h)")
     del model.graph.node[:]
@@ -136,21 +130,18 @@ def test_models_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     onnx.save(model, path)
     reason = "no heads were found: the model has no attention and no MLP block"
     for command, printed in (("heads", ("", f"rewrite: {reason}\n")), ("rank", ("no heads were found\n", ""))):
-        assert run([command, str(path)]) == 3
-        assert capsys.readouterr() == printed
+        assert ran(3, [command, str(path)]) == printed
     onnx.save(mlp(SILU, first="f = com.microsoft.FusedMatMul<alpha = 0.5>(x, W1) y = Add(f, b1)"), path)
-    assert run(["heads", str(path)]) == 3
-    told_last = capsys.readouterr().err.splitlines()[-1]
+    told_last = ran(3, ["heads", str(path)]).err.splitlines()[-1]
     assert told_last == "rewrite: no heads were found; 1 MLP block is listed above with the reason"
     onnx.save(mlp(SILU), path)  # one sublayer, which nothing reads
-    assert told(capsys, "rank", model=path).splitlines()[-1] == "8 heads in 1 sublayer"
+    assert told(ran, "rank", model=path).splitlines()[-1] == "8 heads in 1 sublayer"
 
 
-def test_broken_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_models(tmp_path: Path, ran: Ran) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(MODEL.read_bytes()[:5000])
-    assert run(["heads", str(path), "-o", str(tmp_path / "heads.safetensors")]) == 4
-    assert capsys.readouterr().err.count("\n") == 1
+    assert ran(4, ["heads", str(path), "-o", str(tmp_path / "heads.safetensors")]).err.count("\n") == 1
     assert not (tmp_path / "heads.safetensors").exists()
 
 
@@ -170,10 +161,10 @@ def data_of(page: Path) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-def test_page_with_and_without_a_logit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_with_and_without_a_logit(folder: Path, ran: Ran) -> None:
     for options, logit in (([], None), (["--logit", "5-6"], "5 - 6")):
         (folder / "heads.html").unlink(missing_ok=True)
-        lines = told(capsys, "heads", "--html", "heads.html", *GIVEN, *options).splitlines()
+        lines = told(ran, "heads", "--html", "heads.html", *GIVEN, *options).splitlines()
         assert lines[-1] == "264 heads in 4 sublayers, 44 tensors, page written to heads.html"
         data = data_of(folder / "heads.html")
         assert (data["logit"] and data["logit"]["entry"]) == logit
@@ -182,22 +173,21 @@ def test_page_with_and_without_a_logit(folder: Path, capsys: pytest.CaptureFixtu
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
 
 
-def test_a_folder_with_its_tokenizer(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_its_tokenizer(tokenizer: Path, folder: Path, ran: Ran) -> None:
     (folder / "model.onnx").write_bytes(MODEL.read_bytes())
     (folder / "other.onnx").write_bytes(b"")
     for text in (["--text", "the cat"], ["--inputs", "x.npz"]):
-        told(capsys, "heads", "--html", "heads.html", *text, model=folder)
+        told(ran, "heads", "--html", "heads.html", *text, model=folder)
         tokens = [token["text"] for token in data_of(folder / "heads.html")["tokens"]]
         ids = range(2) if text[0] == "--text" else np.load("x.npz")["input_ids"][0]
         assert tokens == [f"'{WORDS[each]}'" for each in ids]
         (folder / "heads.html").unlink()
     (folder / "model.onnx").rename(folder / "another.onnx")
-    assert run(["heads", str(folder)]) == 2
-    assert "holds 2 ONNX files: name one of 'another.onnx', 'other.onnx'" in capsys.readouterr().err
+    assert "holds 2 ONNX files: name one of 'another.onnx', 'other.onnx'" in ran(2, ["heads", str(folder)]).err
 
 
-def test_run_writes_what_python_gives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, "run", *GIVEN, "--cache", "cache.npz", "--names", "blocks.1.mlp_heads.*").splitlines()
+def test_run_writes_what_python_gives(folder: Path, ran: Ran) -> None:
+    lines = told(ran, "run", *GIVEN, "--cache", "cache.npz", "--names", "blocks.1.mlp_heads.*").splitlines()
     assert lines[0].split() == ["blocks.1.mlp_heads.hook_pre", "[3,", "6,", "128]"]
     assert lines[-1] == f"{len(lines) - 1} arrays written to cache.npz"
     wanted = run_with_cache(MODEL, "x.npz", names="blocks.1.mlp_heads.*")
@@ -208,18 +198,17 @@ def test_run_writes_what_python_gives(folder: Path, capsys: pytest.CaptureFixtur
             np.testing.assert_array_equal(archive[name], array)
 
 
-def test_a_failed_run_leaves_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_leaves_no_file(folder: Path, ran: Ran) -> None:
     bad: dict[str, Any] = dict(feeds(onnx.load(MODEL)))
     bad["input_ids"] = bad["input_ids"] + 10**6
     np.savez("x.npz", **bad)
-    assert run(["run", str(MODEL), *GIVEN, "--cache", "cache.npz"]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    assert ran(1, ["run", str(MODEL), *GIVEN, "--cache", "cache.npz"]).err.count("\n") == 1
     assert [each.name for each in folder.iterdir()] == ["x.npz"]
 
 
-def test_run_on_texts(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_on_texts(tokenizer: Path, folder: Path, ran: Ran) -> None:
     texts = ["--text", "the cat sat", "--text", "sat", "--tokenizer", str(tokenizer)]
-    found = told(capsys, "run", *texts, "--cache", "cache.npz", "--names", "*.hook_resid_post")
+    found = told(ran, "run", *texts, "--cache", "cache.npz", "--names", "*.hook_resid_post")
     assert "tokens: the | cat | sat\ntokens: sat\n" in found
     wanted = run_with_cache(MODEL, Text(["the cat sat", "sat"], tokenizer), names="*.hook_resid_post")
     assert wanted.tokens == (("the", "cat", "sat"), ("sat",))
@@ -229,8 +218,8 @@ def test_run_on_texts(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixtu
             np.testing.assert_array_equal(archive[name], array)
 
 
-def test_table_of_attributions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, "attribute", *LOGIT, "--top", "3").splitlines()
+def test_table_of_attributions(folder: Path, ran: Ran) -> None:
+    lines = told(ran, "attribute", *LOGIT, "--top", "3").splitlines()
     wanted = attribute(MODEL, "x.npz", 5)
     assert lines[0] == f"logit {wanted.logit:.6g}"
     rows = [line.split() for line in lines if line.startswith("  ")]
@@ -239,36 +228,36 @@ def test_table_of_attributions(folder: Path, capsys: pytest.CaptureFixture[str])
     assert sizes[:3] == sorted(sizes[:3], reverse=True)
     name, _, place = rows[0][1].rstrip("]").partition("[")
     assert float(rows[0][0]) == pytest.approx(float(wanted.direct[name].reshape(-1)[int(place or 0)]), abs=1e-6)
-    found = json.loads(told(capsys, "attribute", *GIVEN, "--logit", "5-6", "--json"))
+    found = json.loads(told(ran, "attribute", *GIVEN, "--logit", "5-6", "--json"))
     assert sum(float(np.sum(part)) for part in found["paths"].values()) == pytest.approx(found["logit"], abs=1e-9)
     assert abs(found["residuals"]["direct"]) < 1e-9
-    found = json.loads(told(capsys, "attribute", *GIVEN, "--logit", "5:2", "--json"))
+    found = json.loads(told(ran, "attribute", *GIVEN, "--logit", "5:2", "--json"))
     assert found["logit"] == pytest.approx(attribute(MODEL, "x.npz", 5, position=2).logit, abs=1e-12)
     assert found["logit"] != pytest.approx(wanted.logit, abs=1e-3)
 
 
-def test_attribution_of_a_text(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attribution_of_a_text(tokenizer: Path, folder: Path, ran: Ran) -> None:
     given: dict[str, Any] = {"input_ids": np.array([[0, 1, 2]]), "attention_mask": np.ones((1, 3), np.int64)}
     np.savez("x.npz", **given)
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer)]
-    found = told(capsys, "attribute", *text, "--logit", "5-1", "--top", "400")
-    plain = told(capsys, "attribute", *GIVEN, "--logit", "5-1", "--top", "400")
-    assert told(capsys, "attribute", *GIVEN, *text[2:], "--logit", "5-1", "--top", "400") == found
+    found = told(ran, "attribute", *text, "--logit", "5-1", "--top", "400")
+    plain = told(ran, "attribute", *GIVEN, "--logit", "5-1", "--top", "400")
+    assert told(ran, "attribute", *GIVEN, *text[2:], "--logit", "5-1", "--top", "400") == found
     assert " 'word2' - 'cat'\n" in found
     assert "embed[1] 'cat'\n" in found
     for place, word in enumerate(("the", "cat", "sat")):
         found = found.replace(f"embed[{place}] '{word}'", f"embed[{place}]")
     assert found.replace(" 'word2' - 'cat'", "") == plain
-    facts = json.loads(told(capsys, "attribute", *text, "--logit", "5", "--json"))
+    facts = json.loads(told(ran, "attribute", *text, "--logit", "5", "--json"))
     assert (facts["tokens"], facts["entries"]) == (["the", "cat", "sat"], ["word2"])
 
 
-def test_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why(folder: Path, ran: Ran) -> None:
     score = why(MODEL, "x.npz", "blocks.1.attn[2]", query=3, key=1)
-    lines = told(capsys, "attribute", *GIVEN, "--why", "blocks.1.attn[2]:3:1", "--top", "2").splitlines()
+    lines = told(ran, "attribute", *GIVEN, "--why", "blocks.1.attn[2]:3:1", "--top", "2").splitlines()
     assert lines[0] == f"score {score.total:.6g} of blocks.1.attn[2] at token 3 for token 1"
     assert lines[2:] == [f"  {value:+12.6f}  {row} x {column}" for row, column, value in score.top(2)]
-    found = json.loads(told(capsys, "attribute", *GIVEN, "--why", "blocks.1.mlp_heads.7:2", "--json"))
+    found = json.loads(told(ran, "attribute", *GIVEN, "--why", "blocks.1.mlp_heads.7:2", "--json"))
     neuron = why(MODEL, "x.npz", "blocks.1.mlp_heads[7]", query=2)
     assert (found["head"], found["query"], found["key"]) == (neuron.head, 2, None)
     assert dict(zip(found["sources"], found["table"], strict=True)) == dict(
@@ -285,8 +274,8 @@ METADATA = {"slug", "scan", "transcoder_list", "prompt_tokens", "prompt", "node_
 """Names of circuit-tracer's data model, version 1, and of Neuronpedia's terms of scores."""
 
 
-def test_file_of_the_graph(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, "graph", *LOGIT, "-o", "graph.json").splitlines()
+def test_file_of_the_graph(folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(ran, "graph", *LOGIT, "-o", "graph.json").splitlines()
     data = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     assert {*data} == {"metadata", "qParams", "nodes", "links", "qk_only_nodes"}
     assert {*data["metadata"]} > METADATA
@@ -350,9 +339,9 @@ def test_file_of_the_graph(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (folder / "graph.json").read_bytes() == before
 
 
-def test_graph_of_a_text(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graph_of_a_text(tokenizer: Path, folder: Path, ran: Ran) -> None:
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer), "--logit", "5-1"]
-    assert told(capsys, "graph", *text, "-o", "graph.json").partition("\n")[0].endswith(" 'word2' - 'cat'")
+    assert told(ran, "graph", *text, "-o", "graph.json").partition("\n")[0].endswith(" 'word2' - 'cat'")
     made = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     assert made["metadata"]["prompt_tokens"] == ["the", "cat", "sat"]
     assert made["metadata"]["prompt"] == "the cat sat"
@@ -364,14 +353,14 @@ def test_graph_of_a_text(tokenizer: Path, folder: Path, capsys: pytest.CaptureFi
     assert tokenizer.read_bytes() == before
 
 
-def test_tables_of_rankings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = told(capsys, "rank", "--top", "3").splitlines()
+def test_tables_of_rankings(folder: Path, ran: Ran) -> None:
+    lines = told(ran, "rank", "--top", "3").splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "composition, without the scales of normalisations; unrelated weights: 0.177"
     assert [line.split() for line in lines[2:5]] == [
         [each.kind, each.reader, each.writer, f"{each.score:.4f}"] for each in compositions(MODEL, top=3).strongest(3)
     ]
-    lines = told(capsys, "rank", "--tokens", "--top", "3", "--json", "rank.json").splitlines()
+    lines = told(ran, "rank", "--tokens", "--top", "3", "--json", "rank.json").splitlines()
     data = json.loads((folder / "rank.json").read_text(encoding="utf-8"))
     assert {*data} == {"model", "tokens"}
     assert {row["side"] for row in data["tokens"]["rows"]} >= {"Q", "K", "V", "O"}
@@ -381,7 +370,7 @@ def test_tables_of_rankings(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert lines[place + 1].split() == [row.head, "writes"]
     assert lines[place + 2].split()[:2] == [str(row.top[0][0]), f"{row.top[0][1]:+.3g}"]
     assert lines[-1] == "264 heads in 4 sublayers"
-    lines = told(capsys, "rank", "--against", str(MODEL), *GIVEN, "--top", "1", "--json", "same.json").splitlines()
+    lines = told(ran, "rank", "--against", str(MODEL), *GIVEN, "--top", "1", "--json", "same.json").splitlines()
     assert lines[0] == "changed heads; the outputs are off by 0 of their norm"
     assert lines[2].split() == ["blocks.0.attn.0", "0", "0", "0.00%"]
     assert len(json.loads((folder / "same.json").read_text(encoding="utf-8"))["rows"]) == 264

@@ -1,7 +1,5 @@
 """Standard output: JSON, readers that go away, and errors that nobody foresaw."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -16,25 +14,23 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.cli import Forgiving, run
-from tests.conftest import slow
+from tests.conftest import Ran, slow
 from tests.textmodels import text_model
 
 
-def test_json_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_to_standard_output(folder: Path, ran: Ran) -> None:
     for option in (("--json",), ("--report", "-"), ("--json", "-")):
-        assert run(["model.onnx", "--dry-run", *option]) == 0
-        out, err = capsys.readouterr()
+        out, err = ran(0, ["model.onnx", "--dry-run", *option])
         report = json.loads(out)
         assert (report["model"], report["exit_status"]) == ("model.onnx", 0)
         assert "PLANNED" in err
 
 
-def test_json_into_a_file_or_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_into_a_file_or_not(folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["model.onnx", "--dry-run", "--json", "plan.json"]) == 0
     assert json.loads((folder / "plan.json").read_text(encoding="utf-8"))["exit_status"] == 0
     assert "PLANNED" in capsys.readouterr().out
-    assert run(["validate", "--json", "model.onnx", "model.onnx"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "certified"
+    assert json.loads(ran(0, ["validate", "--json", "model.onnx", "model.onnx"]).out)["verdict"] == "certified"
 
 
 @pytest.mark.parametrize("status", [0, pytest.param(3, marks=slow)])
@@ -62,20 +58,16 @@ def test_other_errors_of_a_stream_are_not_dropped() -> None:
         Forgiving(Full()).write("text")
 
 
-def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 0
-    assert "Usage: rewrite [OPTIONS] MODEL" in capsys.readouterr().out
+def test_no_arguments_print_the_help(ran: Ran) -> None:
+    assert "Usage: rewrite [OPTIONS] MODEL" in ran(0, []).out
 
 
-def test_70_an_internal_error(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_70_an_internal_error(folder: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError(str(folder / "secret"))
 
     monkeypatch.setattr(f"{rewrite.__module__}.Judge", broken)
-    assert run([str(folder / "model.onnx"), "-o", str(folder / "out.onnx")]) == 70
-    out, err = capsys.readouterr()
+    out, err = ran(70, [str(folder / "model.onnx"), "-o", str(folder / "out.onnx")])
     assert out == ""
     place = r"KeyError in test_streams.py:\d+ broken, called by rewriting.py:\d+ \w+, called by "
     assert re.fullmatch(rf"rewrite: internal error \({place}.*\); this is a bug, please report it .*\n", err)

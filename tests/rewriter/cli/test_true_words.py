@@ -1,7 +1,5 @@
 """What every command says where nothing is refuted, where a domain holds, and that bounds are proved afresh."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from rewriter.cli import run
 from rewriter.proof.certificate import bounds
 from tests import changes
 from tests.cases import plant
-from tests.conftest import slow
+from tests.conftest import Ran, slow
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
 Capture = pytest.CaptureFixture[str]
@@ -69,13 +67,12 @@ def test_what_is_wrong_differs_on_an_input_that_is_named(what: str, capsys: Capt
     assert abs(float(theirs) - float(ours)) > 1e-5
 
 
-def test_rewriting_is_strict_all_the_same(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_rewriting_is_strict_all_the_same(monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     """A bias of the rewritten model that is one unit in the last place off: no run sees it, and nothing refutes it."""
     onnx.save(mlp(SILU), "a.onnx")
     heads = rewrite("a.onnx", validate=False).rewritten
     plant(monkeypatch, lambda model: changes.nudge(changes.weight(model, "b1")))
-    assert run(["a.onnx", "-o", "out.onnx"]) == 1
-    out = capsys.readouterr().out
+    out = ran(1, ["a.onnx", "-o", "out.onnx"]).out
     assert "not proved: output 'out' has other values" in out
     assert "first difference: Add 'y' computes from 'first' something that A does not compute; A: Add -> 'y'" in out
     assert out.splitlines()[-1] == "FAILED  1 block, read as 8 attention heads: not proved, nothing was written"
@@ -97,7 +94,7 @@ SOFTSIGN = "a = Abs(y) p = Add(a, $1.0) h = Div(y, p)"
     ids=["swiglu", "softsign"],
 )
 def test_where_a_domain_holds_every_verdict_says_so(
-    body: str, domain: float, options: list[str], capsys: Capture
+    body: str, domain: float, options: list[str], ran: Ran, capsys: Capture
 ) -> None:
     onnx.save(mlp(body), "a.onnx")
     assert run(["a.onnx", "-o", "b.onnx", "--html", "p.html", "--report", "r.json", "-v", *options]) == 0
@@ -116,16 +113,14 @@ def test_where_a_domain_holds_every_verdict_says_so(
         ("validate", f"CERTIFIED  b.onnx computes what a.onnx does {where}, and on cpu"),
         ("diff", f"CERTIFIED  b.onnx computes what a.onnx does {where}, and on cpu"),
     ):
-        assert run([command, "a.onnx", "b.onnx", "--report", "r.json"]) == 0
-        text = capsys.readouterr().out
+        text = ran(0, [command, "a.onnx", "b.onnx", "--report", "r.json"]).out
         assert text.splitlines()[-1].startswith(said), command
         out += text
         data = json.loads(Path("r.json").read_text(encoding="utf-8"))
         certificates.append(data.get("validation", data)["certificate"])
     assert [each["domain"] for each in certificates] == [domain] * 4
     assert "for every input" not in out + page
-    assert run(["a.onnx", "--dry-run", *options]) == 0
-    assert where in " ".join(capsys.readouterr().out.split())
+    assert where in " ".join(ran(0, ["a.onnx", "--dry-run", *options]).out.split())
 
 
 def test_bounds_are_proved_where_they_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:

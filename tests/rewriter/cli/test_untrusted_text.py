@@ -1,7 +1,5 @@
 """Names in a model are text from a stranger: no output may carry what drives a terminal, or markup, or floods it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What differs between two files: weights bit for bit, and what models declare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any

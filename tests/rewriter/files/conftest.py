@@ -1,7 +1,5 @@
 """Small models for the tests of this folder: with their weights inline or in a data file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

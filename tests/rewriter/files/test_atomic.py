@@ -1,7 +1,5 @@
 """What a killed run left is removed by the next run for the same OUT, and nothing else is."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

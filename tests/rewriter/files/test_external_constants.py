@@ -1,7 +1,5 @@
 """Small tensors in other files are read like inline ones, by every reader of constants; sparse ones are written out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -107,23 +105,26 @@ def test_sparse_weights(external: bool, flat: bool, tmp_path: Path) -> None:
     assert len(model.graph.sparse_initializer) == 1
 
 
+def with_sparse(activation: str, held: onnx.TensorProto, at: Any, dims: list[int]) -> onnx.ModelProto:
+    model = mlp(activation, constants={"spare": tensor("spare", 1.0)})
+    indices = numpy_helper.from_array(np.asarray(at), "at")
+    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=held, indices=indices, dims=dims))
+    return model
+
+
+def ones(count: int) -> onnx.TensorProto:
+    return helper.make_tensor("S", onnx.TensorProto.FLOAT, [count], np.ones(count))
+
+
 @pytest.mark.parametrize("indices", [[-1], [4], [0, 0], [[0, 0]], [[4]], [0.0]])
 def test_indices_that_are_no_places(indices: Any) -> None:
-    model = mlp("h = Mul(y, S)", constants={"spare": tensor("spare", 1.0)})
-    at = np.asarray(indices)
-    held = helper.make_tensor("S", onnx.TensorProto.FLOAT, [len(at)], np.ones(len(at)))
-    made = onnx.SparseTensorProto(values=held, indices=numpy_helper.from_array(at, "at"), dims=[4])
-    model.graph.sparse_initializer.append(made)
     with pytest.raises(ModelError, match=r"indices of sparse tensor 'S' are not one place in \[4\] for each"):
-        load_model(model)
+        load_model(with_sparse("h = Mul(y, S)", ones(len(indices)), indices, [4]))
 
 
 @pytest.mark.parametrize(("shape", "where"), [([], np.zeros((1, 0))), ([1] * 64, np.zeros((1, 64))), ([0], [])])
 def test_sparse_tensors_of_odd_ranks(shape: list[int], where: Any) -> None:
-    model, at = mlp("h = Mul(y, $1.0)"), np.asarray(where, np.int64)
-    held = helper.make_tensor("S", onnx.TensorProto.FLOAT, [len(at)], np.ones(len(at)))
-    made = onnx.SparseTensorProto(values=held, indices=numpy_helper.from_array(at, "at"), dims=shape)
-    model.graph.sparse_initializer.append(made)
+    model = with_sparse("h = Mul(y, $1.0)", ones(len(where)), np.asarray(where, np.int64), shape)
     (dense,) = (each for each in load_model(model).proto.graph.initializer if each.name == "S")
     np.testing.assert_array_equal(numpy_helper.to_array(dense), np.ones(shape))
 
@@ -144,9 +145,5 @@ def test_small_tensors_over_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("kind", "one"), [(onnx.TensorProto.FLOAT, 1.0), (onnx.TensorProto.STRING, b"a")])
 def test_sparse_tensors_that_are_too_large(kind: int, one: Any) -> None:
-    model = mlp("h = Mul(y, S)")
-    held = helper.make_tensor("S", kind, [1], [one])
-    at = helper.make_tensor("at", onnx.TensorProto.INT64, [1], [1])
-    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=held, indices=at, dims=[2**40]))
     with pytest.raises(ModelError, match="more than 1 GiB when they are written out"):
-        load_model(model)
+        load_model(with_sparse("h = Mul(y, S)", helper.make_tensor("S", kind, [1], [one]), [1], [2**40]))

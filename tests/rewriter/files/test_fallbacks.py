@@ -3,8 +3,6 @@
 Every body here computes something else than the operator, a + 1000, so that a body that is run or read shows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

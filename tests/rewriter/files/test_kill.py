@@ -1,7 +1,5 @@
 """Kill -9 before and after every call that changes the disk: the previous output stays whole, and nothing is left."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """External data behind the links of a Hugging Face cache: what is opened through them, and what never is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +9,9 @@ import onnx
 import pytest
 
 from rewriter import diff, inspect, rewrite, validate
-from rewriter.cli import run
 from rewriter.errors import ModelError
 from rewriter.files.load import as_stored, load_model, read_tensor
+from tests.conftest import Ran
 from tests.textmodels import SILU, mlp
 
 HASH = "0" * 64
@@ -34,11 +32,10 @@ def snapshot(tmp_path: Path) -> Path:
     return folder
 
 
-def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def refusal(folder: Path, ran: Ran) -> str:
     """The one line with which the command line refuses the model; nothing is written."""
     out = folder.parents[4] / "out.onnx"
-    assert run([str(folder / "model.onnx"), "-o", str(out)]) == 4
-    printed = capsys.readouterr()
+    printed = ran(4, [str(folder / "model.onnx"), "-o", str(out)])
     assert printed.err.count("\n") == 1
     assert "Traceback" not in printed.err
     assert not out.exists()
@@ -118,14 +115,8 @@ def _linked_folder(folder: Path) -> None:
 
 ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "out of the directory": (lambda it: relink(it, "../../../../../secret"), LINK),
-    "out by way of blobs": (
-        lambda it: relink(it, "../../../blobs/../../../secret"),
-        "is or lies behind a symbolic link; copy",
-    ),
-    "another cache": (
-        lambda it: relink(it, f"../../../../models--org--other/blobs/{HASH}"),
-        "is or lies behind a symbolic link; copy",
-    ),
+    "out by way of blobs": (lambda it: relink(it, "../../../blobs/../../../secret"), LINK),
+    "another cache": (lambda it: relink(it, f"../../../../models--org--other/blobs/{HASH}"), LINK),
     "absolute": (lambda it: relink(it, it.parents[2] / "blobs" / HASH), LINK),
     "absolute, a system file": (lambda it: relink(it, "/etc/passwd"), LINK),
     "the blobs themselves": (lambda it: relink(it, "../../../blobs"), LINK),
@@ -144,10 +135,10 @@ ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_attacks(attack: str, snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attacks(attack: str, snapshot: Path, ran: Ran) -> None:
     plant, message = ATTACKS[attack]
     plant(snapshot)
-    assert message in refusal(snapshot, capsys)
+    assert message in refusal(snapshot, ran)
 
 
 def test_a_link_that_changes_after_the_check(snapshot: Path) -> None:

@@ -1,7 +1,5 @@
 """Large weights stay in the model file, and the output holds them inline again."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Element types: how wide they are, where their values stand, and how many there must be."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

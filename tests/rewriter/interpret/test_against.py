@@ -1,7 +1,5 @@
 """Heads that another model has changed: those changed on purpose come first, and restored, the outputs too."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

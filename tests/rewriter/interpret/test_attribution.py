@@ -1,7 +1,5 @@
 """Attributions as identities, and against a frozen network that is run forwards in numpy."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import UsageError, attribute, rewrite
+from rewriter import attribute, rewrite
 from rewriter.interpret.attribute import Attribution, NeuronStep, held, total
 from rewriter.interpret.stream import unchanged
 from rewriter.interpret.sublayers import NeuronHeads
@@ -108,28 +106,6 @@ def test_of_one_token_and_after_normalisations() -> None:
         assert np.abs(np.delete(last, token)).max() <= 1e-5 < np.abs(last[token])
         direct = {name: part for name, part in found.direct.items() if name.endswith("after.ln.b")}
         assert len(direct) == (0 if stem == "gelu-vision" else 3)
-
-
-@pytest.mark.parametrize(
-    ("stem", "options", "message"),
-    [
-        ("silu-decoder", {"logit": 1000}, "there is no logit 1000"),
-        ("silu-decoder", {"minus": -1000}, "there is no logit -1000"),
-        ("silu-decoder", {"position": 99}, "there is no token 99"),
-        ("conformer-encoder", {}, "is not on the stream that it reads"),
-    ],
-)
-def test_refusals(stem: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        attribute(FOLDER / f"{stem}.onnx", given(stem), **{"logit": LOGIT, **options})
-
-
-def test_several_cases_are_refused(tmp_path: Path) -> None:
-    values = given("silu-decoder")
-    arrays: dict[str, Any] = {f"{case}/{name}": array for case in "ab" for name, array in values.items()}
-    np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(UsageError, match="takes one case, and there are 2"):
-        attribute(FOLDER / "silu-decoder.onnx", tmp_path / "x.npz", LOGIT)
 
 
 @pytest.mark.parametrize("stem", ["silu-decoder", "gelu-encoder", "gated-decoder"])

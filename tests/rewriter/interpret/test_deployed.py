@@ -3,8 +3,6 @@
 What is read from a file is evaluated here by numpy, and compared with what onnxruntime's own kernels compute.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path

@@ -3,8 +3,6 @@
 z and scores are computed here by numpy, from the weights that `heads` read and from tensors of the original file.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Original heads in graphs of every layout: which columns belong to which head, and why not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Data of the page of heads: the numbers of the functions behind it, and bounds on its size."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter import UsageError, attribute, head_pictures, head_tokens, heads, why
+from rewriter import attribute, head_pictures, head_tokens, heads, why
 from rewriter.interpret import page as contents
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
@@ -144,15 +142,3 @@ def test_other_models(stem: str) -> None:
     assert {len(head["pattern"]) for head in neurons} == groups
     assert (found["tokens"][0]["text"] == "#0") is (stem in ("gelu-vision", "conformer-encoder"))
     assert bool(found["missing"]) is (stem != "gated-decoder")
-
-
-def test_refusals() -> None:
-    cases: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"logit": 4000}, "there is no logit 4000"),
-        ({"most": -1}, "there cannot be -1 neurons"),
-    )
-    for options, message in cases:
-        with pytest.raises(UsageError, match=message):
-            head_pictures(MODEL, given("silu-decoder", 6), **options)
-    with pytest.raises(UsageError, match="cannot be attributed"):
-        head_pictures(FOLDER / "conformer-encoder.onnx", given("conformer-encoder", 6), logit=1)

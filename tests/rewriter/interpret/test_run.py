@@ -1,7 +1,5 @@
 """What a run records: against the heads in numpy, and against the sums that it must satisfy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter import UsageError, ValidationError, rewrite, run_with_cache
+from rewriter import ValidationError, rewrite, run_with_cache
 from rewriter.interpret.run import Cached
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
@@ -121,13 +119,9 @@ def test_several_cases_of_several_lengths(tmp_path: Path) -> None:
             close(run.outputs[f"{case}/{name}"], wanted[name])
 
 
-def test_refusals() -> None:
+def test_an_input_that_onnxruntime_refuses() -> None:
     path = FOLDER / "silu-decoder.onnx"
     given = feeds(onnx.load(path))
-    with pytest.raises(UsageError, match=r"no hook matches 'blocks\.9"):
-        run_with_cache(path, given, names=["*.hook_pattern", "blocks.9.*"])
-    with pytest.raises(UsageError, match=r"attention_mask.* missing"):
-        run_with_cache(path, {"input_ids": given["input_ids"]}, names="*.hook_q")
     with pytest.raises(ValidationError):  # token 1,000 does not exist
         run_with_cache(path, {**given, "input_ids": given["input_ids"] + 1000}, names="*.hook_q")
 

@@ -1,7 +1,5 @@
 """Text as inputs: ids, and what follows from them; the spelling of tokens; one line for what does not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

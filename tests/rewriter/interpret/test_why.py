@@ -1,7 +1,5 @@
 """Why neurons and scores are what they are, against the same decoders written down in numpy from their initializers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -132,19 +130,3 @@ def test_rotations(turning: int, neighbours: bool) -> None:
             np.testing.assert_allclose(other[0, token] @ found, wanted[0, token], atol=1e-9)
     with pytest.raises(UsageError, match="it turns queries or keys in a way that is not understood"):
         rotation(before[0, 1], before[0, 1] ** 2, "it")
-
-
-@pytest.mark.parametrize(
-    ("head", "options", "message"),
-    [
-        ("blocks.7.attn[0]", {}, "no head matches 'blocks.7.attn.0'"),
-        ("blocks.0.attn[9]", {}, "no head matches"),
-        ("blocks.0.attn.*", {}, "no head matches"),
-        ("blocks.0.mlp_heads[1]", {"key": 1}, "it has no key"),
-        ("blocks.0.mlp_heads[1]", {"query": 7}, "there is no token 7"),
-        ("blocks.0.attn[1]", {"key": -8}, "there is no token -8"),
-    ],
-)
-def test_refusals(head: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message.replace("*", r"\*")):
-        why(FOLDER / "silu-decoder.onnx", given("silu-decoder"), head, **options)

@@ -1,7 +1,5 @@
 """What onnxruntime makes of a model is proved; where it is not, the optimiser at fault is named."""
 
-from __future__ import annotations
-
 import json
 import mmap
 from collections.abc import Sequence
@@ -15,12 +13,10 @@ import pytest
 
 from rewriter import UsageError, ValidationError, certify
 from rewriter.api import certifying
-from rewriter.cli import run
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.optimised import LEVELS, RULES, optimisers, write_optimised
+from tests.conftest import Ran
 from tests.textmodels import SILU, mlp, text_model
-
-Capture = pytest.CaptureFixture[str]
 
 
 def scaled_convolution(elem: str) -> onnx.ModelProto:
@@ -31,11 +27,10 @@ def scaled_convolution(elem: str) -> onnx.ModelProto:
     return text_model("c = Conv(x, W, B) out = Mul(c, S)", constants=weights, elem=elem, **ends)
 
 
-def test_all_levels_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_all_levels_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(mlp(SILU), "a.onnx", save_as_external_data=True, location="a.data", size_threshold=0)
-    assert run(["certify", "a.onnx", "-o", "c.json"]) == 0
-    out = capsys.readouterr().out
+    out = ran(0, ["certify", "a.onnx", "-o", "c.json"]).out
     assert "level extended: CERTIFIED, 6 -> 5 nodes" in out, "com.microsoft.QuickGelu"
     assert out.splitlines()[-1].startswith(
         f"CERTIFIED  what onnxruntime {onnxruntime.__version__} makes of a.onnx, in "

@@ -1,7 +1,5 @@
 """Execution providers: options, and what is reported of one that is not the CPU; its sessions are faked."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sessions: results, bfloat16, errors in one line, silence, providers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

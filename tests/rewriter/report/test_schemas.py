@@ -1,7 +1,5 @@
 """JSON and its schemas, generated from the dataclasses: each describes the other."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The lines that `rewrite` prints: names folded, everything within 80 columns, nothing claimed that is not there."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import product
@@ -11,12 +9,11 @@ import onnx
 import pytest
 
 from rewriter import rewrite
-from rewriter.cli import run
 from rewriter.report.html import render
 from rewriter.report.sections import summary
 from rewriter.report.tables import converted_table, folded
 from tests.committed import FOLDER
-from tests.conftest import slow
+from tests.conftest import Ran, slow
 from tests.textmodels import ERF_GELU, SILU, mlp
 
 
@@ -91,22 +88,20 @@ def test_alike_blocks_share_a_line_and_the_worst_output_counts() -> None:
     assert "other: silu as 16 heads over 1 bias token, exact" in lines
 
 
-def test_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     onnx.save(mlp(SILU), "in/model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     report = rewrite("in/model.onnx", "out.onnx")
     assert {str(path) for path in Path().iterdir() if path.is_file()} == set(report.files)
     assert len(report.files) == 2
-    assert run(["in/model.onnx", "-o", "out.onnx", "--force"]) == 0
-    assert f"files     {', '.join(report.files)}" in capsys.readouterr().out
+    assert f"files     {', '.join(report.files)}" in ran(0, ["in/model.onnx", "-o", "out.onnx", "--force"]).out
 
 
-def test_no_blanks_at_line_ends_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_blanks_at_line_ends_in_a_pipe(tmp_path: Path, ran: Ran) -> None:
     onnx.save(mlp(SILU), tmp_path / "model.onnx")
     for further in ([], ["-v"]):
-        assert run([str(tmp_path / "model.onnx"), "-o", str(tmp_path / "o.onnx"), "--force", *further]) == 0
-        out = capsys.readouterr().out
+        out = ran(0, [str(tmp_path / "model.onnx"), "-o", str(tmp_path / "o.onnx"), "--force", *further]).out
         assert out.splitlines() == [line.rstrip() for line in out.splitlines()]
         assert ("Operators" in out) == bool(further)
 

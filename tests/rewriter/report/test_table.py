@@ -1,7 +1,5 @@
 """One table, written by the terminal and by the page, and the lines of a long run that nobody watches."""
 
-from __future__ import annotations
-
 import io
 import math
 

@@ -3,8 +3,6 @@
 `Browser.events` holds what the browser reported since the page was opened: console messages, network requests, errors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """Reports to make pages of: real ones from small models, and extreme ones that are put together by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

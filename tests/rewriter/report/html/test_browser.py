@@ -1,7 +1,5 @@
 """Both pages in headless Chromium: they load in silence, fit a phone, light and dark; names run nothing; keyboard."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

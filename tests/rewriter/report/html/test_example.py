@@ -1,7 +1,5 @@
 """The committed example is a page of today's templates, made as the documentation says."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page: its structure, what it never holds, and what it always says."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser
