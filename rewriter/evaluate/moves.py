@@ -277,6 +277,17 @@ def _scatter_nd(call: Call, x: Any, index: Any, updates: Any) -> Any:
     return _scattered(call, x, [_from_end(each, size) for each, size in zip(places, x.shape, strict=False)], updates)
 
 
+@operator("TensorScatter")
+def _tensor_scatter(call: Call, x: Any, updates: Any, starts: Any = None) -> Any:
+    axis = call.get("axis", -2) % x.ndim
+    places = np.indices(updates.shape)
+    if starts is not None:
+        places[axis] += plain(starts)[places[0]]
+    if call.text("mode", "linear") == "circular":
+        places[axis] %= x.shape[axis]
+    return _scattered(call, x, list(places), updates)
+
+
 def _scattered(call: Call, x: Any, places: Sequence[Array], updates: Any) -> Value:
     """x, where updates are written at, or added to, some entries of its first axes."""
     x, updates, f = call.lift(x, scalar=False), call.lift(updates, scalar=False), call.f

@@ -156,7 +156,8 @@ def _fused_linear(operator: str) -> Definition:
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         given = attributes(node)
-        activation = given.get("activation", b"").decode("utf-8", "replace")
+        stated = given.get("activation", b"")  # of a broken file, of any type
+        activation = stated.decode("utf-8", "replace") if isinstance(stated, bytes) else ""
         # The fourth input of FusedConv is a tensor that is added before the activation.
         if activation not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid") or len(node.input) > 3:
             return None

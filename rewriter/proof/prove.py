@@ -130,11 +130,11 @@ def _types(proto: onnx.ModelProto) -> set[int]:
 
 
 def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:
-    """Blocks that are said to be replaced, and whose activation is computed as before."""
+    """Blocks that are said to be replaced, and whose first output is computed as before."""
     models = (inlined(each.proto) if each.proto.functions else each.proto for each in (original, rewritten))
     a, b = ({view.path: view for view in all_views(each)} for each in models) if blocks else ({}, {})
     for block in blocks:
-        old, new = (each[block.path].made_by(block.output) if block.path in each else None for each in (a, b))
+        old, new = (each[block.path].made_by(block.makes[0]) if block.path in each else None for each in (a, b))
         if old is not None and new is not None and (old.op_type, *old.input) == (new.op_type, *new.input):
             text = "reported as converted, but the original's activation is still there"
             yield Refusal(block.output, block.output, block.name, text, settled=True, path=block.path)

@@ -60,6 +60,7 @@ _COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
 _LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 _GROSS, _COARSE = 0.1, 1e-3
 """The share of an output's norm that float64 may be off by, and the bound of an activation that may allow more."""
+_LOWEST = -(2.0**90)
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
 _ISOLATED = 2**22
@@ -73,6 +74,11 @@ class Reading:
     snaps: bool = False  # scalars as the numbers that they are rounded from
     in_reals: bool = False  # arithmetic on constants as that of the reals, not of their type
     folds: bool = False  # constants that a tool folded as the exact product
+    unmasked: bool = False  # numbers of at most -200 as numbers, which heads that are written out have as offsets
+
+    def field(self, modulus: Modulus | int, key: bytes, products: Sequence[Product] = ()) -> Field:
+        low = {"low": _LOWEST} if self.unmasked else {}
+        return Field(modulus, key, snaps=self.snaps, products=products, **low)
 
 
 def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None, first: int = 0) -> list[Case]:
@@ -94,6 +100,8 @@ _READINGS = (
     Reading(snaps=True, in_reals=True),
     Reading(snaps=True, folds=True),
     Reading(snaps=True, in_reals=True, folds=True),
+    Reading(unmasked=True),
+    Reading(snaps=True, unmasked=True),
 )
 
 
@@ -229,7 +237,7 @@ class _Pair:
         modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
 
         def evaluate(program: Program, keep: Sequence[str] | None, replaced: Mapping[str, Value]) -> Fingerprints:
-            field = Field(modulus, key, snaps=reading.snaps, products=() if program is self.a else self._products)
+            field = reading.field(modulus, key, () if program is self.a else self._products)
             options = {"printing": True, "keep": keep, "replaced": replaced}
             return self._evaluated(program, [field], [case], reading, **options)[0][0]
 
@@ -259,7 +267,7 @@ class _Pair:
         keys = [secrets.token_bytes(16) for _ in cases]
 
         def fields(numbers: Sequence[Product] = ()) -> list[Field]:
-            return [Field(modulus, key, snaps=reading.snaps, products=numbers) for key in keys]
+            return [reading.field(modulus, key, numbers) for key in keys]
 
         ours, failed = self._evaluated(self.a, fields(), cases, reading)
         if all(failed):
@@ -322,7 +330,7 @@ class _Pair:
         prime, key = draw_prime(), secrets.token_bytes(16)
 
         def make() -> Field:
-            return Field(prime, key, snaps=reading.snaps)
+            return reading.field(prime, key)
 
         feeds = self._small.feeds, self._renamed(self._small)
         try:

@@ -77,7 +77,7 @@ _FARTHEST = -(2.0**59)
 _WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
 _ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
-_QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear")
+_QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear")
 _ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
 _WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 1), "QLinearMatMul": 3}
 """Linear layers, with the place of their weights among their operands; of `_ROWS` they are a matrix."""
@@ -367,8 +367,7 @@ def _layer(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> _Layer
     weight, data, attributes = values.get(node.input[place]), node.input[0], run.program.attributes(node)
     if not isinstance(values.get(data), Value) or not isinstance(weight, np.ndarray) or attributes.get("transA"):
         return None
-    maker = run.makers.get(data)
-    if maker is not None and maker.op_type in _QUANTISERS:
+    while (maker := run.makers.get(data)) is not None and maker.op_type in _QUANTISERS:
         data = maker.input[0]
     if node.op_type not in _ROWS or weight.ndim < 2:
         return _Layer(data, weight, 1 if node.op_type == "Conv" else -1)

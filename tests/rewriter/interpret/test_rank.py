@@ -149,7 +149,7 @@ def test_weights_that_are_not_finite() -> None:
 
 
 def test_what_does_not_fit_into_memory_is_refused() -> None:
-    with pytest.raises(UsageError, match="do not fit into memory; take a smaller top="):
+    with pytest.raises(UsageError, match="do not fit into memory; take a smaller --top"):
         Best(40_000, 1_000, np.dtype(np.float32))
 
 

@@ -261,65 +261,6 @@ def test_defaults_of_inputs_come_with_ir_4() -> None:
     assert "IR version is 3 instead of 4" in judged(a, b).refusals[0].text
 
 
-ROWS = "f = Flatten<axis = 2>(x) y = Gemm(f, W1) "
-FRONT = (
-    "v = Tanh(z) n = Shape({}) i = Constant<value_ints = [0]>() j = Constant<value_ints = [2]>() "
-    "e = Constant<value_ints = [8]>() l = Slice(n, i, j) k = Concat<axis = 0>(l, e) out = Reshape<allowzero = 1>(y, k)"
-)
-THREE = "y = MatMul(x, W1) v = Tanh(z) k = Constant<value_ints = [{}]>() out = Reshape(y, k)"
-TURNED = THREE.format("1, -1, 8").replace("y = MatMul(x, W1)", ROWS)
-FLAT = TURNED.replace(ROWS, "r = MatMul(x, W1) {} y = Reshape(r, m) ")
-UP = "two = Constant<value_ints = [2]>() u = Unsqueeze(x, two)"
-OVER = "s = Softmax<axis = @>(y) m = Constant<value_ints = [1, -1, 8]>() out = Reshape(s, m)"
-LAID_OUT = {
-    "its own axes": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x"), True, True),
-    "its own axes, unless one is 0": (
-        "v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x").replace("<allowzero = 1>", ""), True, True),
-    "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), True, True),
-    "axes but the last two": (
-        f"v = Tanh(z) {UP} y = MatMul(u, W1) {OVER.replace('@', '2')}",
-        f"{UP} f = Flatten<axis = 3>(u) y = Gemm(f, W1) {FRONT.format('u').replace('out =', 'o =')} "
-        + OVER.replace("@", "2").replace("(y)", "(o)"), False, False),
-    "a matrix": ("v = Tanh(z) y = MatMul(x, W1) out = Tanh(y)", f"{ROWS} v = Tanh(z) out = Tanh(y)", False, False),
-    "other axes": (THREE.format("-1, 1, 8"), TURNED, False, False),
-    "rows by their width": (TURNED, FLAT.format("m = Constant<value_ints = [-1, 8]>()"), True, True),
-    "an activation of rows": (
-        "v = Tanh(z) s = Sigmoid(x) h = Mul(x, s) out = MatMul(h, W1)",
-        "f = Flatten<axis = 2>(x) a = Neg(f) c = Exp(a) d = Add(c, $1.0) r = Div(f, d) y = Gemm(r, W1) "
-        + FRONT.format("x"), True, True),
-    "a comparison of rows": (
-        "v = Tanh(z) c = Greater(x, $0.0) h = Where(c, x, $0.0) out = MatMul(h, W1)",
-        "f = Flatten<axis = 2>(x) r = Relu(f) y = Gemm(r, W1) " + FRONT.format("x"), True, True),
-    "a shape that is written": (
-        "v = Tanh(z) y = MatMul(x, W1) k = Shape(y) f = Flatten(y) out = Reshape(f, k)",
-        "y = MatMul(x, W1) f = Flatten(y) "
-        + FRONT.format("x").replace("[2]", "[-1]").replace("<allowzero = 1>(y", "(f"), True, True),
-    "a shape with an axis less": (
-        f"v = Tanh(z) r = MatMul(x, W1) k = Shape(r) f = Flatten(r) y = Reshape(f, k) {OVER.replace('@', '1')}",
-        "r = MatMul(x, W1) f = Flatten(r) "
-        + FRONT.format("x").replace("[2]", "[1]")
-        .replace("out = Reshape<allowzero = 1>(y", "y = Reshape<allowzero = 1>(f")
-        + OVER.replace("@", "1"), False, False),
-    "as many rows as another's": (
-        TURNED,
-        FLAT.format("n = Shape(z) f = Constant<value_ints=[0]>() l = Constant<value_ints=[2]>() m = Slice(n, f, l)"),
-        False, False),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LAID_OUT)
-def test_a_layer_has_the_axes_of_its_rows(name: str) -> None:
-    """Two tensors have the same axes in front where the original fixes both, or calls them the same."""
-    original, rewritten, *wanted = LAID_OUT[name]
-    for inputs, certified in zip(
-        ("float[2, 3, 4] x, float[2, 3, 5] z", "float[b, t, 4] x, float[b, t, 5] z"), wanted, strict=True
-    ):
-        texts = original, rewritten, rewritten.replace("W1", "V1")
-        a, b, wrong = (text_model(text, inputs=inputs, outputs="float[p, q, 8] out") for text in texts)
-        assert judged(a, b).certified is certified, inputs
-        assert not judged(a, wrong).certified
-
-
 NARROW = {
     "a layer": ("out = MatMul(x, W)", "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)", False),
     "rows": (
@@ -350,19 +291,6 @@ def test_nothing_is_computed_in_a_narrower_type_than_any_of_the_original(name: s
         text_model(text, outputs="float[p, q, 8] out", constants={each: given[each] for each in "VW" if each in text})
         for text in texts
     )
-    assert judged(a, b).certified is certified
-
-
-ENTRIES = "k = Constant<value_ints = [0, 0, -1]>() l = Reshape(x, k) r = Reshape(z, k) p = Mul(l, r) n = Shape(x) "
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "of", "certified"),
-    [("2, 3, 4", "2, 3, 4", "z", True), ("2, 3, 4", "2, 3, 4", "x", False), ("2, 3, 4", "2, 1, 4", "z", True)],
-)
-def test_entries_of_two_tensors_are_laid_out(first: str, second: str, of: str, certified: bool) -> None:
-    inputs = f"float[{first}] x, float[{second}] z"
-    a, b = (text_model(each, inputs=inputs) for each in (f"out = Mul(x, {of})", f"{ENTRIES} out = Reshape(p, n)"))
     assert judged(a, b).certified is certified
 
 
@@ -420,23 +348,6 @@ def test_an_activation_that_nobody_knows_is_no_gemm() -> None:
         assert not judged(model, text_model("h = Gemm(x, W1, b1)", **options)).certified
 
 
-@pytest.mark.parametrize(("dims", "certified"), [("4, 4", True), ("1, 4, 4", False)])
-def test_scales_of_a_quantised_product_are_on_the_axis_of_its_columns(dims: str, certified: bool) -> None:
-    """DequantizeLinear takes the second axis, which is that of the columns of a matrix, and not of a stack of them."""
-    numbers = ", ".join(map(str, range(-8, 8)))
-    given = f"""
-        int8[{dims}] w = {{{numbers}}}, float[4] s = {{0.1, 0.2, 0.3, 0.4}}, int8[4] z = {{0, 0, 0, 0}},
-        float one = {{0.5}}, int8 low = {{-128}}"""
-    whole = "out = QLinearMatMul(x, one, low, w, s, z, one, low)"
-    parts = (
-        "a = DequantizeLinear(x, one, low) b = DequantizeLinear(w, s, z) m = MatMul(a, b) r = Relu(m) "
-        "out = QuantizeLinear(r, one, low)"
-    )
-    head = '<ir_version: 8, opset_import: ["": 17]> g (int8[n, 2, 4] x) => (int8[n, 2, 4] out)'
-    a, b = (onnx.parser.parse_model(f"{head} <{given}> {{ {body} }}") for body in (whole, parts))
-    assert judged(a, b).certified is certified
-
-
 # -- control flow, functions, types -----------------------------------------------------------------------------------
 
 
@@ -470,7 +381,6 @@ def test_functions_are_inlined() -> None:
     assert not judged(called("h = Softmax(y)", 11), mlp("h = Softmax(y)")).certified, "it was another before opset 13"
 
 
-@pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
 def test_functions_of_another_operator_set() -> None:
     assert not judged(called("h = Sigmoid(y)", 11), called("h = Tanh(y)", 11)).certified
 
@@ -589,7 +499,7 @@ def test_a_domain_is_that_of_the_claim() -> None:
     assert not judged(a, b, claims={"h": Claimed(1e-6, 301.0)}).certified
 
 
-REPLACED = Claim("mlp", ("y",), "h", ("x",), ("out",), 1e-6, onnx.TensorProto.FLOAT)
+REPLACED = Claim("mlp", "h", ("y",), ("h",), Claimed(1e-6, leaves=("y",)), onnx.TensorProto.FLOAT)
 
 
 def test_what_is_said_to_be_replaced_is() -> None:
@@ -607,14 +517,3 @@ def test_a_bound_that_is_not_found_is_no_proof(monkeypatch: pytest.MonkeyPatch) 
     bounds.bound.cache_clear()
     assert not found.certified
     assert not any(each.refuted for each in found.refusals)
-
-
-CAPPED = "g = MatMul(x, V1) z = Min(y, ${}.0) n = Neg(z) e = Exp(n) d = Add(e, $1.0) k = Div(z, d) h = Mul(k, g)"
-
-
-@pytest.mark.parametrize("capped_first", [False, True])
-def test_only_a_softmax_has_a_domain_that_is_not_claimed(capped_first: bool) -> None:
-    """Of any other function, what does not hold for all numbers is refused."""
-    pair = GATED, GATED.replace("s = Sigmoid(y) a = Mul(y, s)", "z = Min(y, $600.0) s = Sigmoid(z) a = Mul(z, s)")
-    assert not of(*(reversed(pair) if capped_first else pair)).certified
-    assert not of(GATED, CAPPED.format(600)).certified
