@@ -31,7 +31,7 @@ from rewriter.errors import ModelError
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
 from rewriter.evaluate.kernels import Kernels
 from rewriter.evaluate.scalar import INTEGERS
-from rewriter.evaluate.table import ALWAYS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
+from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.mixtures import with_plain_experts
@@ -39,6 +39,7 @@ from rewriter.graph.view import attributes, constant_of, key_of, label, needed, 
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.text import one_line
 
+_OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training")
 RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """What numpy and attribute look-ups raise for a node that no runtime would run."""
@@ -327,7 +328,15 @@ class Evaluator:
         for each in operands:
             entries = None if each is None else np.ascontiguousarray(f.lift(each).entries)
             content.update(b"none" if entries is None else repr(entries.shape).encode() + entries.tobytes())
-        made = list(self.program.kernels.run(call.node, drawn))
+        domain = key_of(call.node)[0]
+        if domain in (*DOMAINS, *_OTHER_DOMAINS):
+            made = list(self.program.kernels.run(call.node, drawn))
+        elif (call.node.domain, call.node.op_type) in {
+            (each.domain, each.name) for each in self.program.proto.functions
+        }:
+            raise Unsupported("it is a function that cannot be inlined")
+        else:  # which no kernel computes: as large as what it reads first
+            made = [np.zeros(np.shape(drawn[0]), np.float32) if name else None for name in call.node.output]
         for place, value in enumerate(made):
             if is_float(value):
                 name = "opaque", content.hexdigest(), place

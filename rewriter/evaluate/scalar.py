@@ -18,6 +18,7 @@ from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 elementwise = functools.partial(operator, elementwise=True)
+FARTHEST = 2.0**59
 _UNREACHED = 1e15
 """Where constants are read as the numbers they are rounded from, no value exceeds this."""
 _HALF = Fraction(1, 2)
@@ -331,7 +332,8 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
         return False
     number = float(np.asarray(bound).item())
     last = np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
-    if number == (-np.inf if below else np.inf) or number == last:
+    beyond = abs(number) >= FARTHEST and (number < 0) == below  # heads clip there, and a coin would hide what they read
+    if number == (-np.inf if below else np.inf) or number == last or beyond:
         return call.f.reads_masks
     if isinstance(call.f, Floats) or not call.f.snaps or abs(number) < _UNREACHED or (number > 0) == below:
         return False

@@ -114,14 +114,14 @@ def operator(
     return put
 
 
-_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
+DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
 
 
 def row(domain: str, name: str) -> Operator | None:
     """The row of an operator; a name means the same in all these domains, but where several have rows."""
-    if domain not in _DOMAINS:
+    if domain not in DOMAINS:
         return None
-    return next((OPERATORS[each, name] for each in (domain, *_DOMAINS) if (each, name) in OPERATORS), None)
+    return next((OPERATORS[each, name] for each in (domain, *DOMAINS) if (each, name) in OPERATORS), None)
 
 
 def tuple_of(outputs: Any) -> Sequence[Any]:

@@ -471,8 +471,10 @@ class _Reader(Kept):
         entries = [self.values[each].entries for each in leaves]
         symbols = [leaf(place) for place in range(len(leaves))]
         shape = self.values[name].shape
-        n = _telling_row(layer.matrix) if layer.matrix is not None else min(7, shape[layer.axis] - 1)
         middle = [size // 2 for size in shape]
+        if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
+            layer = replace(layer, matrix=layer.matrix[aligned(middle[:-2], layer.matrix.shape[:-2])])
+        n = _telling_row(layer.matrix) if layer.matrix is not None else min(7, shape[layer.axis] - 1)
         middle[layer.axis] = n
         place = tuple(middle)
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)

@@ -24,6 +24,7 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, integers, is_float
 from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.scalar import FARTHEST
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes
@@ -382,6 +383,8 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
         if part in made:
             continue
         operands = [made[each] for each in part.operands]
+        if part.operator == "clip":
+            operands[1:] = [None if _far(each) else made[each] for each in part.operands[1:]]
         if part.operator == "softmax":
             if part.operands not in weights:
                 powers = [field.exp(field.sub(each, operands[0])) for each in operands]
@@ -395,6 +398,11 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
         else:
             raise Unsupported(f"{part.operator} is not known in the field")
     return np.asarray(made[expression])
+
+
+def _far(end: Expression) -> bool:
+    """Whether an end of a Clip is taken to be reached by no number, as the evaluation takes it."""
+    return isinstance(end.value, fmpq) and abs(end.value) >= FARTHEST
 
 
 def _number_in(field: Field, part: Expression) -> Array:
