@@ -402,7 +402,7 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
 
 def _far(end: Expression) -> bool:
     """Whether an end of a Clip is taken to be reached by no number, as the evaluation takes it."""
-    return isinstance(end.value, fmpq) and abs(end.value) >= FARTHEST
+    return isinstance(end.value, fmpq) and abs(end.value) >= fmpq(int(FARTHEST))
 
 
 def _number_in(field: Field, part: Expression) -> Array:
