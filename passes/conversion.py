@@ -35,10 +35,7 @@ class Heads:
     options: FormOptions = DEFAULT_OPTIONS
     # the linear operators as plain matrices; None if the form replaces the activation only
     projections: Projections | None = None
-    # bias tokens that the network's residual stream carries for the block, as its last rows; 0: its own
-    carried: int = 0
-    # the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty
-    stream: str = ""
+    carried: int = 0  # bias tokens that all blocks of the network share (form `whole`); 0: its own
 
     @property
     def keywords(self) -> dict[str, Any]:

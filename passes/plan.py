@@ -20,15 +20,17 @@ from passes.match.names import Namer
 from passes.options import WHOLE, Options
 from passes.recognise import Recognised, inline_values, recognise
 from passes.record import with_record
-from passes.whole.route import Whole, unfit, whole_for
-from passes.whole.widen import carry_whole
+from passes.whole.network import Join, Whole, whole_for
+from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
+from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import GraphView, Miss, Path, all_views
+from rewriter.graph.view import GraphView, LostError, Miss, Path, all_views
 
 FUNCTIONS_IR_VERSION = 8  # introduced model-local functions
 INTEGER_CONSTANT_OPSET = 9  # the first with integers in Constant nodes
+_NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
 _SEARCH_DEPTH = 8  # nodes between a softmax and the product that computes its scores
 
 
@@ -62,38 +64,33 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
     """
     recognised = recognise(model, read)
     model = with_plain_experts(model) if options.lower_experts else model
+    model = with_plain(model, _NO_ATTENTION) if options.form == WHOLE else model
     lowered = lower(model, whole=recognised.functions)
     plan = _plan(lowered, options, recognised)
     # Lowering again without the operators that no block needs keeps the result as close to the file as possible.
     unused = lowered.fused - _tensors_of_blocks(plan)
-    return _plan(lower(model, keep=unused, whole=recognised.functions), options, recognised) if unused else plan
+    plan = _plan(lower(model, keep=unused, whole=recognised.functions), options, recognised) if unused else plan
+    return _through_network(plan, read) if plan.conversions and options.form == WHOLE else plan
 
 
-def _through_network(plan: Plan) -> Plan:
-    misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
-    fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
-    # A block that the user or another pass left may lie after the route, where no other check would detect it.
+def _through_network(plan: Plan, read: Read) -> Plan:
     others = [entry.name for entry in plan.left if entry.block is not None]
-    others += [each.block.name for each in plan.conversions if misses[id(each)] is not None]
-    whole: Whole | Miss
-    if others:
-        whole = Miss(f"the network cannot be attention only: '{others[0]}' is left; use form masked", "")
-    else:
-        whole = whole_for(plan.views[0], fit, plan.options.forms.max_tokens)
-    if isinstance(whole, Whole):
-        fit = [replace(each, options=replace(each.options, max_tokens=whole.max_tokens)) for each in fit]
-        return replace(plan, conversions=tuple(fit), whole=whole, notes=(*plan.notes, *whole.notes))
-    left = [Left.of(each.block, misses[id(each)] or whole) for each in plan.conversions]
-    return replace(plan, conversions=(), left=(*left, *plan.left))
+    others += [each.block.name for each in plan.conversions if each.block.path]
+    longest = plan.options.forms.max_tokens
+    try:
+        whole = whole_for(plan.model, plan.views[0], plan.conversions, others, read, longest)
+    except LostError as lost:
+        miss = Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
+        left = [Left.of(each.block, miss) for each in plan.conversions]
+        return replace(plan, conversions=(), left=(*left, *plan.left))
+    options = replace(plan.conversions[0].options, max_tokens=whole.max_tokens)
+    fit = tuple(replace(each, options=options, carried=whole.bias_tokens) for each in plan.conversions)
+    return replace(plan, conversions=fit, whole=whole, notes=(*plan.notes, *whole.notes))
 
 
 def apply(plan: Plan) -> onnx.ModelProto:
     """A new model in which the converted blocks are attention heads; the plan is in its metadata."""
-    if plan.whole is not None:  # the graph that carries the bias tokens first
-        model, views, conversions = carry_whole(plan.model, plan.views[0], plan.whole, plan.conversions)
-        plan = replace(plan, model=model, views=views, conversions=conversions, whole=None)
-    result = deepcopy(plan.model)
-    conversions = plan.conversions
+    result, conversions = deepcopy(plan.model), plan.conversions
     replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
     if _functions_conflict(plan.model, replacements):
         conversions = tuple(replace(each, inline=True) for each in conversions)
@@ -101,6 +98,9 @@ def apply(plan: Plan) -> onnx.ModelProto:
     by_path: dict[Path, list[Replacement]] = {}
     for conversion, replacement in zip(conversions, replacements, strict=True):
         by_path.setdefault(conversion.block.path, []).append(replacement)
+    if plan.whole is not None:
+        by_path[()] += [part for core in plan.whole.cores for part in Join(plan.whole, plan.views[0], *core).parts()]
+        result.graph.initializer.extend(plan.whole.constants())
     for view in plan.views:
         if view.path in by_path:
             splice(result, view, by_path[view.path])
@@ -144,8 +144,7 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     notes += _kept_operators(conversions)
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
-    plan = Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
-    return _through_network(plan) if conversions and options.form == WHOLE else plan
+    return Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:

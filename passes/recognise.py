@@ -74,8 +74,8 @@ class Recognised:
     @property
     def positions(self) -> int:
         """Columns of positions that the queries of the network's own heads have in form `whole`; otherwise 0."""
-        streams = (each.record for each in self.blocks if each.record.stream)
-        return next((each.carried + each.options.positions for each in streams), 0)
+        records = (each.record for each in self.blocks if each.record.carried)
+        return next((each.carried + each.options.positions for each in records), 0)
 
     def nodes(self, view: GraphView) -> frozenset[int]:
         names = (name for each in self.blocks if each.record.path == view.path for name in each.nodes)

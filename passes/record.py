@@ -162,8 +162,8 @@ def _check(block: BlockRecord) -> None:
         raise UnreadableError("a block has too many positions or bias tokens")
     if block.form not in FORM_NAMES:
         raise UnreadableError(f"the form of a block is not one of {', '.join(FORM_NAMES)}")
-    if block.stream and block.form != WHOLE:
-        raise UnreadableError("a block of another form than whole reads a stream")
+    if block.carried and block.form != WHOLE:
+        raise UnreadableError("a block of another form than whole shares bias tokens")
 
 
 @cache

@@ -2,46 +2,60 @@
 
 Exporters compute the shape operand of a Reshape from other shapes. Computed once at these sizes, it says which axis
 holds the tokens afterwards, and onnx infers the rest, one node at a time. What inference does not know is taken from
-the types that the file declares. Form `whole` takes sizes so large and prime that every dimension shows the batch and
-the tokens in it; `heads` takes small ones.
+the types that the file declares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
 import onnx
 
 from rewriter.graph.constants import AnyArray, Constants, Read, small
-from rewriter.graph.types import Dim, TensorType, type_of
-from rewriter.graph.view import GraphView, LostError
+from rewriter.graph.types import (
+    Dim,
+    TensorType,
+    forget_symbols,
+    inferred_graph,
+    shapes_in_numbers,
+    skeleton_of,
+    type_of,
+)
+from rewriter.graph.view import GraphView
 
-BATCH, TOKENS = 10007, 1000003  # placeholders: no dimension of a model is a multiple of either
-BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # elementwise on the stream
+TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
+BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 
-def factors(size: int) -> tuple[int, int, int]:
-    """A size as number, exponents of the batch and of the tokens. Raises LostError for others, such as N + 1."""
-    powers = []
-    for prime in (BATCH, TOKENS):
-        powers.append(0)
-        while size and size % prime == 0:
-            size, powers[-1] = size // prime, powers[-1] + 1
-    if size >= TOKENS:
-        raise LostError("a size is neither a number nor a multiple of batch and tokens", "")
-    return size, powers[0], powers[1]
-
-
-def token_axes(sizes: Sizes) -> tuple[int, ...]:
-    """The axes that hold tokens, counted from the end."""
-    return tuple(axis - len(sizes) for axis, size in enumerate(sizes) if size and size % TOKENS == 0)
+def shapes_at(
+    model: onnx.ModelProto,
+    view: GraphView,
+    size_of: Callable[[str, int, str], int],
+    read: Read = small,
+    given: Mapping[str, AnyArray] | None = None,
+) -> Shapes:
+    """The shapes of the main graph if symbolic dimensions have the sizes `size_of(input, axis, name)`."""
+    skeleton, symbols = skeleton_of(model), dict[str, int]()
+    for value in skeleton.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            name = dim.dim_param or f"{value.name}[{axis}]"
+            if not dim.dim_value and name not in symbols:
+                symbols[name] = size_of(value.name, axis, name)
+            dim.dim_value = dim.dim_value or symbols[name]
+    forget_symbols(skeleton)  # declared shapes would override those inferred from these sizes
+    shapes = Shapes(view, symbols, read=read, given=given)
+    for tensor, sizes in shapes_in_numbers(inferred_graph(skeleton)).items():
+        shapes.set(tensor, sizes)
+    for node in view.nodes:  # where inference stopped
+        shapes.note(node)
+    return shapes
 
 
 class Shapes:
-    """The shapes of one view; callers may add to `known`. `values` are computed from constants and shapes."""
+    """The shapes of one view. `values` are computed from constants and shapes."""
 
     def __init__(
         self,
@@ -53,16 +67,14 @@ class Shapes:
     ) -> None:
         """Symbolic dimensions have the sizes in `symbols`, others `unknown`; inputs have the values `given`."""
         self.view = view
-        self.known: dict[str, Sizes] = {}
         self._symbols, self._unknown = dict(symbols), unknown
         self._noted: dict[str, Sizes] = {}
         self.values = Constants(view, read, self.of, given)
 
     def of(self, tensor: str) -> Sizes | None:
         """None where the rank is unknown."""
-        for found in (self.known, self._noted):
-            if tensor in found:
-                return found[tensor]
+        if tensor in self._noted:
+            return self._noted[tensor]
         if tensor in self.view.initializers:
             return tuple(self.view.initializers[tensor].dims)
         shape = self.view.type_of(tensor).shape
@@ -105,36 +117,17 @@ class Shapes:
         except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
             return None
 
-    def infer(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes]:
-        """The shapes of a node's outputs; `fixed` means the tokens if nothing else fits. Raises LostError."""
-        if not self.view.is_onnx(node):  # such as a fused activation in a block
-            return [self.of(node.input[0]) or ()] * len(node.output)
-        found = self._inferred(node)
-        if node.op_type in ("Reshape", "Expand"):
-            found = self._inferred(node, fixed) if found is None and fixed is not None else found
-            if found is None:
-                raise LostError.at(node, "which axis of its shape holds the tokens is unknown")
-        elif found is None and node.op_type in BROADCAST:
-            # An operand that is not carried has as many rows as there are tokens: their number is fixed, or it is a
-            # part of a table that is shorter than the placeholder sizes.
-            found = [max((self.known[name] for name in node.input if name in self.known), key=len, default=())]
-        made = [sizes or () for sizes in found or ()]
-        if not made or any(not sizes for name, sizes in zip(node.output, made, strict=True) if name):
-            raise LostError.at(node, "the shape of its output is unknown")
-        return made
-
     def _integers(self, name: str) -> list[int] | None:
         return self.numbers(name) if self.view.type_of(name).elem_type in (onnx.TensorProto.INT64, 0) else None
 
-    def _inferred(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes | None] | None:
-        """What onnx infers, where constant shapes hold the number `fixed` for the tokens."""
+    def _inferred(self, node: onnx.NodeProto) -> list[Sizes | None] | None:
         types, values = {}, {}
         for name in filter(None, node.input):
             elem_type, sizes = self.view.type_of(name).elem_type or onnx.TensorProto.FLOAT, self.of(name)
             types[name] = onnx.helper.make_tensor_type_proto(elem_type, sizes)
-            integers = self._integers(name) if name not in self.known else None
+            integers = self._integers(name)
             if integers is not None:
-                array = np.asarray([TOKENS if number == fixed else number for number in integers], np.int64)
+                array = np.asarray(integers, np.int64)
                 values[name] = onnx.numpy_helper.from_array(array.reshape(() if sizes == () else -1), name)
         try:
             schema = onnx.defs.get_schema(node.op_type, self.view.opsets.get("", 1), node.domain)

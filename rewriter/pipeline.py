@@ -81,11 +81,7 @@ class Lower:
 
 @dataclass(frozen=True)
 class MlpToAttention:
-    """Replace the planned MLP blocks by attention heads; the plan goes into the model's metadata.
-
-    In form `whole` the bias tokens are appended once, after the embeddings, and carried through the network
-    (Theorem 6).
-    """
+    """Replace the planned MLP blocks by attention heads; the plan goes into the model's metadata."""
 
     name = "mlp-to-attention"
 

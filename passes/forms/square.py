@@ -3,9 +3,8 @@
 docs/forms.md describes them. `masked` has a mask computed from the runtime length (Theorems 3 and 6). `maskless` has
 -omega in W_QK on the pairs that a mask would forbid (Theorem 9); a sequence that is too long fails in a node whose
 operands then have different sizes. `staged` has three sublayers (Theorems 7 and 8), with hidden columns y and, if
-gated, u, to which heads write f(y) u - u. `whole` is the sublayer of `maskless` on the residual stream that the network
-carries (`passes.whole`). Bias tokens write nothing: b2 rides on the indicator, and their queries score only a bias
-token whose value is 0. Blocks alone are proved one by one, as in form `maskless`.
+gated, u, to which heads write f(y) u - u. `whole` is the sublayer of `maskless` with the columns and bias tokens that
+all sublayers of the network share (`passes.whole`).
 
 All four replace whole blocks, so the linear operators must be plain matrices.
 """
@@ -15,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx
 
 from passes.conversion import Conversion
 from passes.forms.builder import SMALLEST_OPSET, Builder, replacement
@@ -35,7 +35,6 @@ from passes.forms.sublayer import (
     write_output,
 )
 from passes.match.projections import projections_of
-from passes.options import WHOLE
 from passes.programs.groups import Group, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
@@ -43,11 +42,14 @@ from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
 
 PREFIX = "bias_token"  # of the tensors that a network has in form `whole`
-STREAM = f"{PREFIX}/stream"  # [batch, N + R, D]: the model's columns behind the embeddings
-COUNT = f"{PREFIX}/tokens"  # N, as int64 [1]
-ROWS = f"{PREFIX}/rows"  # N + R, as int64 [1]
 POSITION_ROWS = f"{PREFIX}/token_columns"  # constant [1, T, 1 + R + T]: a token's columns beside the model's
-BIAS_ROWS = f"{PREFIX}/bias_token_rows"  # constant [1, R, D + 1 + R + T]: the bias tokens
+BIAS_ROWS = f"{PREFIX}/bias_token_rows"  # constant [1, R, 1 + R + T]: the same columns of bias tokens
+
+
+def type_of_positions(conversion: Conversion) -> int:
+    """The element type of these constants."""
+    double = conversion.block.elem_type == onnx.TensorProto.DOUBLE
+    return int(onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT)
 
 
 def neuron_scores(bias_tokens: int) -> str:
@@ -121,30 +123,35 @@ def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
 
 
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
-    """Emit one block on the stream `conversion.stream`, or alone where it has none; reads no weights."""
-    if not conversion.stream:
-        return emit_maskless(view, conversion)
-    b, projections = Builder.of(view, conversion), conversion.whole_block
-    elem_type, model = conversion.block.elem_type, projections.query.in_features
-    layout, slots = StreamColumns(model, conversion.carried), conversion.carried + conversion.options.positions
-    data: Tensor = b.tensor(projections.query.data)
-    if projections.rank == 2:
-        shape = b.concat([b.integers(-1), b.tensor(ROWS), b.integers(model)], 0, "by_batch")
-        data = b.reshape(data, shape, "in_batches")
-    further = b.rows(b.tensor(conversion.stream), model, 2**62, 2, "further_columns")
-    stream = b.cast(b.concat([data, further], 2, "stream"), elem_type, "stream_wide")
+    """Emit one block on the network's columns and rows; reads no weights."""
+    b, projections, slots = Builder.of(view, conversion), conversion.whole_block, conversion.carried
+    elem_type, model = type_of_positions(conversion), projections.query.in_features
+    data = b.read(projections.query.data, conversion.block.elem_type, "input")
+    # Where all tokens share an axis, each is a sequence here: neurons attend to it and to bias tokens only.
+    tokens = b.unsqueeze(data, 1, "each_alone") if projections.rank == 2 else as_batches(b, data, projections.rank)
+    count = b.sizes(tokens, 1, 2, "token_count")
+    each = b.concat([b.sizes(tokens, 0, 1, "batch"), b.integers(1, 1)], 0, "each_batch")
+    own = b.rows(b.read(POSITION_ROWS, elem_type, "token_columns"), 0, count, 1, "own_columns")
+    wide = [tokens, b.node("Expand", [own, each], "own_columns_each")]
+    bias = b.padded(b.read(BIAS_ROWS, elem_type, "bias_token_rows"), model, 0, "bias_tokens")
+    limit = f"sequence_longer_than_max_tokens_{conversion.options.positions}"
+    rows = [b.concat(wide, 2, f"tokens/{limit}"), b.node("Expand", [bias, each], "bias_tokens_each")]
+    stream = b.concat(rows, 1, "stream")
+    layout = StreamColumns(model, slots)
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
-    positions = b.rows(stream, model + 1, model + 1 + slots, 2, "positions")
+    positions = b.rows(stream, model + 1, 2**31, 2, "positions")
     keys = b.unsqueeze(positions, 1, "k_positions")
 
     def pattern(group: Group, query: Tensor, key: Tensor, suffix: str) -> Variable:
         weight = b.read(neuron_scores(group.bias_tokens), elem_type, f"W_QK_positions{suffix}")
-        one = b.unsqueeze(b.node("MatMul", [positions, weight], f"q_positions{suffix}"), 1, f"q_positions_one{suffix}")
+        alone = b.unsqueeze(
+            b.node("MatMul", [positions, weight], f"q_positions{suffix}"), 1, f"q_positions_one{suffix}"
+        )
         shape = b.integers(1, projections.query.out_features, 1, 1)
-        both = b.concat([query, b.node("Expand", [one, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
+        both = b.concat([query, b.node("Expand", [alone, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
         return b.pattern(both, b.concat([key, keys], 3, f"key{suffix}"), suffix)
 
-    return _sublayer(b, conversion, layout, read, pattern, data)
+    return _sublayer(b, conversion, layout, read, pattern, data, count, bounded=False)
 
 
 def _sublayer(
@@ -154,17 +161,15 @@ def _sublayer(
     read: Tensor,
     pattern: Pattern,
     data: Tensor,
-    count: Tensor | None = None,
+    count: Tensor,
+    *,
+    bounded: bool = True,
 ) -> Replacement:
-    """The heads on the columns `read` of a stream; rows of bias tokens are dropped after `count`, or zeros."""
+    """The heads on the columns `read` of a stream, whose rows of bias tokens are dropped after `count`."""
     projections, elem_type = conversion.whole_block, conversion.block.elem_type
     weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
-    groups, alone = groups_of(conversion.program), count is not None
-    attended = attend_block(weights, read, projections, groups, pattern, bounded=alone)
-    ones = None if alone else b.rows(read, layout.model, layout.model + 1, 2, "indicator")
-    written: Tensor = write_output(weights, attended, projections, ones)
-    if count is not None:
-        written = b.rows(written, 0, count, 1, "tokens_only")
+    attended = attend_block(weights, read, projections, groups_of(conversion.program), pattern, bounded=bounded)
+    written = b.rows(write_output(weights, attended, projections), 0, count, 1, "tokens_only")
     b.write(as_before(b, written, data, projections), projections.result, elem_type)
     return replacement(b, conversion, projections.result)
 
@@ -176,14 +181,10 @@ def _layout(conversion: Conversion, groups: tuple[Group, ...]) -> StreamColumns:
 def _opened(
     b: Builder, conversion: Conversion, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's input, the stream that begins with it, and N as a 1-D tensor (`open_stream`).
-
-    If all tokens share an axis (form `whole`), each is a sequence here: neurons attend to it and to bias tokens only.
-    """
+    """The block's input, the stream that begins with it, and N as a 1-D tensor (`open_stream`)."""
     projections = conversion.whole_block
     data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    apart = conversion.form == WHOLE and projections.rank == 2
-    tokens = b.unsqueeze(data, 1, "each_alone") if apart else as_batches(b, data, projections.rank)
+    tokens = as_batches(b, data, projections.rank)
     return data, *open_stream(b, tokens, layout, positions, hidden)
 
 

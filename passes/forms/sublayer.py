@@ -339,10 +339,8 @@ def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -
     return b.total(scaled, "z_sum")
 
 
-def write_output(
-    weights: HeadWeights, attended: Tensor, projections: Projections, ones: Tensor | None = None
-) -> Variable:
-    """W_O on [batch, heads, tokens, 1] ([batch, tokens, heads, 1] by token); b_O where `ones` has 1, or everywhere."""
+def write_output(weights: HeadWeights, attended: Tensor, projections: Projections) -> Variable:
+    """W_O and b_O on [batch, heads, tokens, 1], or [batch, tokens, heads, 1] by token."""
     b, neurons, width = weights.b, projections.output.in_features, projections.output.out_features
     tokens = attended if weights.by_token else b.transpose(attended, (0, 2, 1, 3), "z_by_token")
     side_by_side = b.reshape(tokens, (0, 0, neurons), "z_side_by_side")
@@ -351,6 +349,4 @@ def write_output(
     flat = b.reshape(w_o, (neurons, width), "W_O_flat")
     written = b.node("MatMul", [side_by_side, flat], "attn_out")
     bias = weights.bias(projections.output, "b_O")
-    if bias is not None and ones is not None:
-        bias = b.node("MatMul", [ones, b.reshape(bias, (1, -1), "b_O_row")], "b_O_on_tokens")
     return written if bias is None else b.node("Add", [written, bias], "attn_out_biased")

@@ -159,9 +159,10 @@ def _planned(
 def _alone(unit: Unit) -> onnx.ModelProto | None:
     """A model whose heads can be cut out block by block; None if those of the result can."""
     if unit.plan.whole is not None:
-        # Bias tokens that the network carries do not belong to a single block.
-        plan = replace(unit.plan, whole=None)
-        return made(replace(unit, planned=plan, model=apply(plan)))
+        # The network's own heads are as they were; what the blocks share are constants.
+        model = apply(replace(unit.plan, whole=None))
+        model.graph.initializer.extend(unit.plan.whole.constants())
+        return made(replace(unit, model=model))
     return None if unit.heads is unit.model else unit.heads
 
 

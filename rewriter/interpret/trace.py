@@ -19,12 +19,11 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import LinearOperator, linear_operator, made_linearly
-from passes.sizes import Shapes, Sizes
+from passes.sizes import Shapes, Sizes, shapes_at
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.norms import Norm, norm_before
-from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
 from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, Miss, attributes, key_of, label
 from rewriter.proof.inputs.cases import Maker
 
@@ -78,19 +77,14 @@ def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphVie
         feeds = maker.case((batch, tokens, past if maker.cached else 0)).feeds
         given = {name: array.shape for name, array in feeds.items()}
         integers = {name: array for name, array in feeds.items() if array.dtype.kind in "iu"}
-    skeleton, symbols = skeleton_of(model), dict[str, int]()
-    for value in skeleton.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            name = dim.dim_param or f"{value.name}[{axis}]"
-            size = given[value.name][axis] if value.name in given else 2 * len(symbols) + tokens if axis else batch
-            dim.dim_value = dim.dim_value or symbols.setdefault(name, size)
-    forget_symbols(skeleton)  # declared shapes would override those inferred from these sizes
-    shapes = Shapes(view, symbols, read=read, given=integers)
-    for tensor, sizes in shapes_in_numbers(inferred_graph(skeleton)).items():
-        shapes.set(tensor, sizes)
-    for node in view.nodes:  # where inference stopped
-        shapes.note(node)
-    return shapes
+    free = dict[str, int]()  # dimensions of inputs that were not generated
+
+    def size_of(tensor: str, axis: int, name: str) -> int:
+        if tensor in given:
+            return given[tensor][axis]
+        return free.setdefault(name, 2 * len(free) + tokens if axis else batch)
+
+    return shapes_at(model, view, size_of, read, integers)
 
 
 class Tracer:

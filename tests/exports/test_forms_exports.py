@@ -87,11 +87,10 @@ def test_the_network_is_the_same_function(name: str, exporter: str, export: Expo
             np.testing.assert_allclose(found[output], array, rtol=0.0, atol=ERROR * np.abs(array).max(initial=1.0))
 
 
+@pytest.mark.parametrize("name", ["gpt2-cache", "llama-cache", "t5", "gemma2"])
 @EACH_EXPORTER
-def test_form_whole_refuses_a_cache(exporter: str, export: Export) -> None:
-    plan = make_plan(onnx.load(export("gpt2-cache", exporter)), Options(form="whole", forms=FormOptions(max_tokens=64)))
-    assert not plan.conversions
-    assert all("it appends tokens; use form masked" in left.miss.reason for left in plan.left)
+def test_caches_biases_and_caps_in_form_whole(name: str, exporter: str, export: Export) -> None:
+    check(export(name, exporter), 2.0, form="whole", max_tokens=64)
 
 
 # -- GPT-NeoX, the sixth architecture of tests.passes.test_networks ----------------------------------------------------

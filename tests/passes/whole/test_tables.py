@@ -1,4 +1,4 @@
-"""Masks by value: what depends on positions alone moves into W_QK, and the rest is refused by name."""
+"""What is added to scores, by value: by positions alone it moves into W_QK, data stays, the rest is refused by name."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ def post_norm(mask: str, scores: str = "masked", *, opset: int = 17, lowest: flo
             **integers(zero=[0], one=[1], three=[3], first=0, by=1),
             "half": np.asarray(0.5),
             "nought": np.asarray(0.0),
+            "by_head": np.asarray(-0.25),
+            "table": np.asarray([0.3, -0.7, 1.1, 0.2]),
             "lowest": np.asarray(lowest),
             "gain": np.linspace(0.5, 1.5, 4),
             "shift": np.linspace(-0.5, 0.5, 4),
@@ -101,45 +103,67 @@ def test_masks_by_position_move_into_w_qk(name: str, how: str, lowest: float) ->
     np.testing.assert_array_equal(weight[1:, 1:] == 0.0, expected(kind, LONGEST))
 
 
+FAR = "gap = Sub(column, row) far = Cast<to = 1>(gap)"
+MOVED = {
+    "a bias by distance, as in ALiBi": f"{FAR} slopes = Mul(far, by_head) masked = Add(scores, slopes)",
+    "the same, subtracted": f"{FAR} slopes = Mul(far, by_head) masked = Sub(scores, slopes)",
+    "a learned table": f"{FAR} i = Clip(gap, first, three) bias = Gather(table, i) masked = Add(scores, bias)",
+    "a mask that is scaled": f"{EARLIER} l = Where(earlier, nought, lowest) m = Add(scores, l) masked = Mul(m, half)",
+    "a mask under another": f"{EARLIER} m = Where(earlier, scores, lowest) masked = Max(m, lowest)",
+    "two masks": f"{EARLIER} m = Where(earlier, scores, lowest) n = Not(earlier) masked = Where(n, lowest, m)",
+    "a cap before the mask": f"{EARLIER} c = Tanh(scores) d = Mul(c, half) masked = Where(earlier, d, lowest)",
+    "other axes": "m = Unsqueeze(scores, one) masked = Squeeze(m, one)",
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_positions_add_moves_into_w_qk(name: str) -> None:
+    assert_same(post_norm(MOVED[name]), (1, 1), (2, 7), (3, LONGEST))
+
+
 PADDED = "padding = Greater(given, nought) low = Where(padding, nought, lowest)"
-SCALED = "added = Add(scores, low) masked = Mul(added, half)"
-REFUSED: tuple[tuple[str, str, str], ...] = (
-    ("capped = Tanh(scores)", "capped", "Tanh 'capped': it changes the scores in a way that W_QK cannot hold"),
-    (
-        "gap = Sub(column, row) far = Cast<to = 1>(gap) biased = Add(scores, far)",
-        "biased",
-        "Add 'biased': its values are not those of a mask",
-    ),
-    ("biased = Add(scores, given)", "biased", "Add 'biased': its values are not those of a mask"),
+STAYS = {
+    "any data": "masked = Add(scores, given)",
+    "a mask by data": f"{PADDED} masked = Add(scores, low)",
+    "a choice by data": "padding = Greater(given, nought) masked = Where(padding, scores, lowest)",
+    "a table and data": f"{FAR} slopes = Mul(far, half) {PADDED} both = Add(slopes, low) masked = Add(scores, both)",
+    "the scores again": "masked = Add(scores, scores)",
+}
+
+
+@pytest.mark.parametrize("lowest", [-1e9, -np.inf])
+@pytest.mark.parametrize("name", STAYS)
+def test_what_depends_on_data_stays_and_is_named(name: str, lowest: float) -> None:
+    model = post_norm(STAYS[name], lowest=lowest)
+    plan = plan_of(model)
+    assert any("depends on data and stays an addition" in note for note in plan.notes), plan.left
+    given = fed(2, 7)
+    given["given"] = np.asarray([[[1, 1, 1, 1, 1, 0, 0]], [[0, 1, 1, 0, 1, 1, 1]]], np.float32)
+    before, after = (evaluate(each, given)["out"] for each in (model, apply(plan)))
+    np.testing.assert_allclose(after, before, rtol=0.0, atol=2e-14)
+
+
+REFUSED: tuple[tuple[str, str], ...] = (
+    ("masked = Sigmoid(scores)", "Sigmoid 'masked': its scores are not a product of queries and keys"),
     (
         "from_end = Sub(count, row) near = Less(column, from_end) masked = Where(near, scores, lowest)",
-        "masked",
-        "Where 'masked': which keys its mask forbids depends on the length",
+        "Where 'masked': what it adds to the scores depends on the length",
     ),
     (
         "later = Less(row, column) masked = Where(later, scores, lowest)",
-        "masked",
-        "Where 'masked': its mask forbids all keys of a token",
+        "Where 'masked': what it adds to the scores is not finite, or -infinity for all keys of a token",
     ),
     (
-        "padding = Greater(given, nought) masked = Where(padding, scores, lowest)",
-        "masked",
-        "Where 'masked': it selects scores by data",
+        f"{PADDED} added = Add(scores, low) masked = Mul(added, half)",
+        "Mul 'masked': it changes the scores in a way that W_QK cannot hold",
     ),
-    (f"{PADDED} {SCALED}", "masked", "Add 'added': its mask is data, and what comes behind it is scaled"),
-    (f"{PADDED} masked = Add(scores, low)", "masked", "Add 'masked': its mask is data and minus infinity"),
-    ("doubled = Add(scores, scores)", "doubled", "Add 'doubled': it changes the scores in a way that W_QK cannot hold"),
-    (
-        "spare = Neg(scores) masked = Mul(scores, half)",
-        "masked",
-        "Mul 'scores': its scores are also read outside of its head",
-    ),
+    ("masked = Mul(scores, given)", "Mul 'masked': it changes the scores in a way that W_QK cannot hold"),
 )
 
 
-@pytest.mark.parametrize(("mask", "scores", "reason"), REFUSED, ids=[entry[2] for entry in REFUSED])
-def test_what_w_qk_cannot_hold_is_refused_by_its_name(mask: str, scores: str, reason: str) -> None:
-    model = post_norm(mask, scores, lowest=-np.inf if "infinity" in reason else -1e9)
+@pytest.mark.parametrize(("mask", "reason"), REFUSED, ids=[entry[1] for entry in REFUSED])
+def test_what_w_qk_cannot_hold_is_refused_by_its_name(mask: str, reason: str) -> None:
+    model = post_norm(mask, lowest=-np.inf if "infinity" in reason else -1e9)
     for node in model.graph.node:
         node.name = node.output[0]
     plan = plan_of(model)
@@ -164,18 +188,3 @@ def test_tokens_that_may_attend_to_nothing_get_what_the_original_gives_them(lowe
     given["given"][1, 0, :4] = given["given"][2, 0, -3:] = 0.0
     before, after = (evaluate(each, given)["out"] for each in (model, result))
     np.testing.assert_allclose(after, before, rtol=0.0, atol=1e-12 if lowest > -1e6 else 2e-14)
-
-
-def test_biases_that_are_not_one_number_for_each_column_are_refused() -> None:
-    model = post_norm("", "scores")
-    for node in model.graph.node:
-        node.name = node.output[0]
-        if node.output[0] == "mixed":
-            node.output[0] = "unshifted"
-    shift = onnx.helper.make_node("Add", ["unshifted", "given_t"], ["mixed"], "mixed")
-    turn = onnx.helper.make_node("Transpose", ["given"], ["given_t"], "given_t", perm=[0, 2, 1])
-    place = next(index for index, node in enumerate(model.graph.node) if node.output[0] == "x0")
-    model.graph.node.insert(place, shift)
-    model.graph.node.insert(place, turn)
-    plan = plan_of(model)
-    assert any("Add 'mixed': it adds 'given_t', which is not part of the stream" in e.miss.reason for e in plan.left)
