@@ -28,7 +28,7 @@ from benchmarks.fit.minimax import from_program
 from benchmarks.fit.parameters import Layout, to_program
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
-from passes.fit.runtime import fit_function
+from passes.fit.unnamed import fit_function
 from passes.programs.fitted import fitted_programs
 from passes.programs.head import Array
 from passes.programs.program import Program

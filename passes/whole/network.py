@@ -24,7 +24,7 @@ from passes.forms.sublayer import LARGEST_PATTERN, default_omega
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.groups import groups_of
 from passes.whole.cores import SAME_SCORES, Core, cores_of
-from passes.whole.tables import OMEGA, Array, Data, Mask, Reader, Scores
+from passes.whole.tables import OMEGA, Array, Data, Mask, ScoreReader, Scores
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement
 from rewriter.graph.extract import cut
@@ -45,7 +45,7 @@ class Whole:
     elem_type: int  # of the constants
     omega: float
     neurons: tuple[int, ...]  # numbers of bias tokens that heads of neurons attend to
-    reader: Reader
+    reader: ScoreReader
     _names: dict[str, dict[tuple[bytes, float], int]] = field(default_factory=dict)
 
     @property
@@ -106,7 +106,7 @@ def whole_for(
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     inside = frozenset(index for each in conversions for index in cut(view, each.inputs, each.outputs).nodes)
-    reader = Reader(model, view, read)
+    reader = ScoreReader(model, view, read)
     cores = cores_of(view, inside, [name for each in conversions for name in each.outputs], reader.tokens)
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None

@@ -76,7 +76,7 @@ class Scores:
         return -OMEGA if infinite else LOWEST
 
 
-class Reader:
+class ScoreReader:
     """Reads the scores of cores; `read` reads initializers."""
 
     def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read) -> None:

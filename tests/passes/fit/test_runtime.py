@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fit import float32
-from passes.fit.runtime import Function, find_kinks, fit_function
+from passes.fit.unnamed import Function, find_kinks, fit_function
 from passes.programs.head import Array
 from passes.programs.program import Program
 from rewriter.graph import elementwise
