@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
-from passes.forms.square import ROWS
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
@@ -250,8 +249,6 @@ class _Pair:
             most=longest_of(known.claims), beside=self.a.path, by_blocks=self.settings.by_blocks(self.a.size),
         )  # fmt: skip
         marks = boundaries(known.side.main, b.main, known.blocks)
-        if ROWS in b.main.producer:  # inside such a network tensors of A's names have rows of bias tokens too
-            marks = {name: label for name, label in marks.items() if name in b.main.outputs}
         return Bisection(
             known.side,
             b,

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.fit import float32
-from passes.fit.unnamed import Function, find_kinks, fit_function
+from passes.fit.unnamed import find_kinks, fit_function
 from passes.programs.head import Array
 from passes.programs.program import Program
+from passes.programs.solve import Function
 from rewriter.graph import elementwise
 from tests.conftest import slow
 
