@@ -71,8 +71,8 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
 
 
 def _through_network(plan: Plan, read: Read) -> Plan:
-    others = [entry.name for entry in plan.left if entry.block is not None]
-    others += [each.block.name for each in plan.conversions if each.block.path]
+    others = [f"'{entry.name}' is left" for entry in plan.left if entry.block is not None]
+    others += [f"'{each.block.name}' is in a body of control flow" for each in plan.conversions if each.block.path]
     try:
         whole = whole_for(plan.model, plan.views[0], plan.conversions, others, read, plan.options.forms.max_tokens)
     except LostError as lost:

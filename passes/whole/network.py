@@ -90,10 +90,10 @@ def whole_for(
 ) -> Whole:
     """What form `whole` does with a network of up to `longest` tokens, or what fits.
 
-    Raises LostError if it cannot, for example because of `others`, blocks that are left or in a subgraph.
+    Raises LostError if it cannot; `others` says which blocks stay as they are, and why.
     """
     if others:
-        raise LostError(f"'{others[0]}' is left, or in a subgraph of control flow", "")
+        raise LostError(others[0], "")
     opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
         raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")

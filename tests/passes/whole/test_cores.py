@@ -1,4 +1,4 @@
-"""The attention of small networks: found, joined with positions, or refused with what is no attention."""
+"""The attention of small networks: found, joined with positions, or refused, with the operator that mixes tokens."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (f"{BEFORE} g = MatMul(kt, t) x2 = MatMul(x0, g) x1 = Add(x0, x2)", "it mixes tokens outside a softmax", {}),
     (ATTENTION, "opset 12 is older than 13", {"opset": 12}),
 )
-"""Graphs from the embeddings `t` to the block, and why each is no network of attention."""
+"""Graphs from the embeddings `t` to the block, and why each is refused."""
 
 
 def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:

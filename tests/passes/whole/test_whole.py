@@ -1,5 +1,7 @@
 """Form `whole`: no mask operator, literal weights, limits; `tests.passes.test_networks` has the network in numpy."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -16,7 +18,7 @@ from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
 from tests.conftest import slow
 from tests.errors import error_ratio
-from tests.oracle import tensors
+from tests.oracle import evaluate, tensors
 from tests.whole import ARCHITECTURES, without_padding
 
 EACH = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -123,6 +125,20 @@ def test_the_proof_passes(name: str) -> None:
     report = proved(load(name), form="whole", max_tokens=LONGEST, dims=dims)
     assert report.form == "whole"
     assert len(report.converted) == 2
+
+
+def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
+    """OPT's MLPs read [batch * tokens, channels]; without the joined attention, each row is a separate sequence."""
+    model = load("relu-decoder")
+    plan = planned(model)
+    assert plan.whole is not None
+    alone, fed = apply(replace(plan, whole=None)), feeds(model, 0, 3, LONGEST - 1)
+    alone.graph.initializer.extend(plan.whole.constants())
+    made, expected = tensors(alone, fed), evaluate(model, fed)
+    (rows,) = [made[name] for name in made if name.endswith("layers.0/heads/each_alone")]
+    assert rows.shape == (3 * (LONGEST - 1), 1, 32)
+    for name, values in expected.items():
+        np.testing.assert_allclose(made[name], values, rtol=0.0, atol=1e-12)
 
 
 def test_longer_sequences_fail_where_the_name_says_why() -> None:
