@@ -43,10 +43,11 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """Let the rewriter make models that are changed like this, from here on."""
     right = rewriting.with_heads
 
-    def wrong(plan: Plan) -> onnx.ModelProto:
-        model = copied(right(plan))
+    def wrong(plan: Plan) -> tuple[onnx.ModelProto, list[str]]:
+        made, added = right(plan)
+        model = copied(made)
         change(model)
-        return model
+        return model, added
 
     monkeypatch.setattr(rewriting, "with_heads", wrong)
 

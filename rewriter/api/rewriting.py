@@ -98,8 +98,8 @@ def rewrite(
     if dry_run or not report.converted:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):
-        rewritten = reduce(passed, after, with_heads(plan))
-        added = [value.name for value in rewritten.graph.output[len(plan.model.graph.output) :]]
+        made, added = with_heads(plan)
+        rewritten = reduce(passed, after, made)
         if not same_signature(source.proto, rewritten, len(added)):
             raise ValidationError(
                 "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
@@ -152,15 +152,15 @@ def same_signature(old: onnx.ModelProto, new: onnx.ModelProto, added: int = 0) -
     )
 
 
-def with_heads(plan: Plan) -> onnx.ModelProto:
-    """The model with the heads, every planned block among them; tests plant errors here."""
+def with_heads(plan: Plan) -> tuple[onnx.ModelProto, list[str]]:
+    """The model with the heads, every planned block among them, and its further outputs; tests plant errors here."""
     made = apply(plan)
     check_structure(made)
     nodes = {node.name.partition("/heads/")[0] for graph in all_graphs(made.graph) for node in graph.node}
     missing = [one.block.name for one in plan.conversions if one.block.name not in nodes]
     if missing:
         raise ValidationError(f"{missing[0]} has no nodes in the result; this is a bug, please report it")
-    return made
+    return made, [value.name for value in made.graph.output[len(plan.model.graph.output) :]]
 
 
 def _planned(

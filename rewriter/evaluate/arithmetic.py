@@ -137,8 +137,12 @@ class Field:
         self._powers = self.modulus.powers
         self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         # Fingerprints of what a sign was taken of, up to a factor, an order and a shape: a sign is a coin in the field,
-        # so that other conditions may give the same result.
+        # so that other conditions may give the same result. Of `settled` ones, masks decide a part; signs of `turned`
+        # ones are multiplied by `turn`.
         self.conditions: set[int] = set()
+        self.settled: set[int] = set()
+        self.turned: frozenset[int] = frozenset()
+        self.turn = -1
         self.coins: int | None = None  # the fewest signs of several numbers that were taken at once
         self.snapped: dict[float, str] = {}  # constants, and the numbers that they are rounded from
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
@@ -181,24 +185,42 @@ class Field:
 
     def sign(self, a: Array) -> Array:
         """The Legendre symbol as -1, 0 or 1."""
-        self._note(np.asarray(a, np.int64))
+        turned = self._note(np.asarray(a, np.int64))
         symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
-        return np.where(symbol > 1, -1, symbol)
+        symbol = np.where(symbol > 1, -1, symbol)
+        return symbol * self.turn if turned else symbol
 
     def vanishes(self, a: Array) -> Array:
         """Whether entries are 0: a coin of each, since what may be 0, such as a mask, never is at random residues."""
-        self._note(np.asarray(a, np.int64))
-        return np.asarray((a == 0) | (self.hash64("zero", np.minimum(a, self.neg(a))) % _U64(2) == 0))
+        turned = self._note(np.asarray(a, np.int64))
+        return np.asarray((a == 0) | (self.hash64("zero", np.minimum(a, self.neg(a))) % _U64(2) == int(turned)))
 
-    def _note(self, a: Array) -> None:
-        """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none."""
+    def masks_decide(self, more: Array) -> Array:
+        """What the masks of both sides of the last condition decide, as a sign; 0 where they have as many."""
+        if more.any():
+            self.settled.add(self._last)
+        return -np.sign(more)
+
+    def _note(self, a: Array) -> bool:
+        """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none.
+
+        Whether it is one of `turned`.
+        """
         distinct = np.unique(a)
         if distinct.size > 1:  # the sign of a single number is the same wherever that is
             self.coins = min(distinct.size, self.coins or distinct.size)
             scale = self.reduced(distinct.sum())
             distinct = self.mul(distinct, self.inv(scale)) if scale else distinct
+        self._last = int(self.hash64("condition", distinct).sum(dtype=_U64))
         if distinct.size:
-            self.conditions.add(int(self.hash64("condition", distinct).sum(dtype=_U64)))
+            self.conditions.add(self._last)
+        return self._last in self.turned
+
+    def positive(self, a: Array) -> Array:
+        """max(a, 0), which is no condition where it is `a`."""
+        if (self.power(a, (self.p - 1) // 2) <= 1).all():
+            return a
+        return np.where(self.sign(a) > 0, a, 0)
 
     def maximum(self, a: Array, b: Array) -> Array:
         return np.where(self.sign(self.sub(a, b)) > 0, a, b)
@@ -264,8 +286,7 @@ class Field:
 
     def order(self, a: Array) -> Array:
         """What entries are sorted by: an order that is the same for equal entries, and means nothing else."""
-        self._note(np.asarray(a, np.int64))
-        return self.hash64("order", a)
+        return self.hash64("other order" if self._note(np.asarray(a, np.int64)) else "order", a)
 
     def anchor(self, a: Array) -> Array:
         """What a softmax over the last axis subtracts."""
@@ -458,6 +479,7 @@ class Floats:
     tanh: _Of = staticmethod(np.tanh)
     softplus: _Of = staticmethod(softplus)
     sigmoid: _Of = staticmethod(sigmoid)
+    positive: _Of = staticmethod(lambda a: np.maximum(a, 0.0))
     maximum: _Of = staticmethod(np.maximum)
     minimum: _Of = staticmethod(np.minimum)
     reduced: _Of = staticmethod(np.asarray)

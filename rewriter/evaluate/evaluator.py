@@ -221,9 +221,12 @@ class Evaluator:
         graph = self.program.graph
         self.environment.update(self.replaced)
         self.fixed |= {tensor.name for tensor in graph.initializer if tensor.name not in self.program.overridable}
+        defaults = {} if isinstance(self.arithmetic, Floats) else self.program.weights(graph)
         for value in graph.input:
             if value.name in self.feeds:
                 self._feed(value.name, self.feeds[value.name])
+            elif value.name in self.program.overridable and is_float(defaults.get(value.name)):
+                self._feed(value.name, defaults[value.name])  # a caller may replace the default
         for node, dead in self.program.nodes(graph):
             with np.errstate(all="ignore"):
                 self.node(node, self.environment)

@@ -330,7 +330,8 @@ def _cast(call: Call, x: Any, like: Any = None) -> Any:
         return x if real and is_float(x) else x.astype(dtype)
     x = call.lift(x)
     if dtype.kind == "b":
-        return ~call.f.vanishes(x.entries) | (masks_of(x) > 0)
+        holds = ~call.f.vanishes(x.entries)
+        return holds if x.masks is None else holds | (call.f.masks_decide(x.masks) != 0)
     if real:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)
     if call.f.reads_values and not x.grid:

@@ -79,6 +79,15 @@ def _scale(call: Call, x: Any, scale: Any, axis: int, block: int = 0) -> Array:
     return call.lift(_along(call, x, scale, axis, block), scalar=False).entries
 
 
+def _acts_as_relu(call: Call, kind: np.dtype[Any], scale: Any, zero: Any) -> bool:
+    """Whether the zero point is the lowest number, so that negative numbers are clipped to 0."""
+    replaceable = not call.evaluator.program.overridable.isdisjoint(call.node.input)
+    if replaceable or isinstance(scale, Value) or isinstance(zero, Value) or "float" in kind.name:
+        return False
+    lowest = ml_dtypes.iinfo(kind).min
+    return bool((scale > 0).all() and (lowest == 0 if zero is None else (zero == lowest).all()))
+
+
 # -- between integers and reals ----------------------------------------------------------------------------------------
 
 
@@ -89,7 +98,8 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     kind = _type(zero) or np.dtype(helper.tensor_dtype_to_np_dtype(stated))
     x = call.lift(x)
     scales, zeros = _scale(call, x, scale, axis, block), _zeros(call, x, zero, axis, block)
-    numbers = call.f.mul(x.entries, call.f.inv(scales))
+    entries = call.f.positive(x.entries) if _acts_as_relu(call, kind, scale, zero) else x.entries
+    numbers = call.f.mul(entries, call.f.inv(scales))
     if x.grid and x.grid == _grid(call, scales, zeros, kind):  # it was quantised so before
         return Value(call.f.add(numbers, zeros), whole=True, grid=("q", kind.name))
     return _saturated(call, numbers, zeros, kind)

@@ -303,9 +303,8 @@ def _larger(call: Call, x: Value, y: Value) -> Value:
     f, largest = call.f, call.kind == "Max"
     entries, masks = (f.maximum if largest else f.minimum)(x.entries, y.entries), None
     if x.masks is not None or y.masks is not None:
-        above, below = masks_of(x) < masks_of(y), masks_of(x) > masks_of(y)
-        first, second = (above, below) if largest else (below, above)
-        entries = np.where(first, x.entries, np.where(second, y.entries, entries))
+        sign = f.masks_decide(masks_of(x) - masks_of(y))
+        entries = np.where(sign == 0, entries, np.where((sign > 0) == largest, x.entries, y.entries))
         masks = (np.minimum if largest else np.maximum)(masks_of(x), masks_of(y))
     return Value(entries, masks, whole=x.whole and y.whole)
 
@@ -331,14 +330,25 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
     if isinstance(bound, Value) or bound.dtype.kind != "f":
         return False
     number = float(np.asarray(bound).item())
-    last = np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
-    beyond = abs(number) >= FARTHEST and (number < 0) == below  # heads clip there, and a coin would hide what they read
-    if number == (-np.inf if below else np.inf) or number == last or beyond:
-        return call.f.reads_masks
-    if isinstance(call.f, Floats) or not call.f.snaps or abs(number) < _UNREACHED or (number > 0) == below:
+    if is_last(bound, below=below) or is_far(call.f, number, below=below):
+        if FARTHEST > abs(number) >= _UNREACHED:
+            call.f.snapped[number] = "a bound that no value reaches"
+        return bool(call.f.reads_masks)
+    return False
+
+
+def is_last(bound: Any, *, below: bool) -> bool:
+    """Whether no number of the type of a bound is beyond it."""
+    if bound.dtype.kind != "f":
         return False
-    call.f.snapped[number] = "a bound that no value reaches"
-    return True
+    last = np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
+    return bool(bound == last or bound == (-np.inf if below else np.inf))
+
+
+def is_far(f: Any, number: float, *, below: bool) -> bool:
+    """Whether no value is taken to be beyond a bound: heads clip there, and a coin would hide what they read."""
+    reached = FARTHEST if isinstance(f, Floats) or not f.snaps else _UNREACHED
+    return abs(number) >= reached and (number < 0) == below
 
 
 @elementwise("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
@@ -348,8 +358,8 @@ def _compared(call: Call, x: Any, y: Any) -> Any:
     sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)
     sign = np.where(x.entries == y.entries, 0, sign)
     if x.masks is not None or y.masks is not None:
-        more = masks_of(x) - masks_of(y)
-        sign = np.where(more == 0, sign, -np.sign(more))
+        masked = call.f.masks_decide(masks_of(x) - masks_of(y))
+        sign = np.where(masked == 0, sign, masked)
     return INTEGERS[call.kind](sign, 0)
 
 

@@ -55,12 +55,11 @@ def patch(where: str, what: str, *, only_carried: bool = False) -> Patch:
         return {point: lambda right: make(right, at, what)}
 
     def wrapper(right: Part) -> Part:
-        def wrong(plan: Plan) -> onnx.ModelProto:
-            made = right(plan)
-            assert isinstance(made, onnx.ModelProto)
+        def wrong(plan: Plan) -> tuple[onnx.ModelProto, list[str]]:
+            made, added = right(plan)
             if not only_carried or plan.whole is not None:
                 _edit(made, plan, place, at, what)
-            return made
+            return made, added
 
         return wrong
 

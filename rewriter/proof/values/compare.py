@@ -27,6 +27,7 @@ from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
+from rewriter.graph.walk import iter_nodes
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claimed, Refusal
@@ -58,6 +59,7 @@ _ROUNDS = 2
 _COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
 """Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
 _LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
+_COIN = "one model decides by the sign of what the other does not"
 _GROSS, _COARSE = 0.1, 1e-3
 """The share of an output's norm that float64 may be off by, and the bound of an activation that may allow more."""
 _LOWEST = -(2.0**90)
@@ -133,6 +135,14 @@ def compare(
     return replace(found, seconds=time.perf_counter() - start)
 
 
+def _far(x: Array, y: Array) -> bool:
+    finite = np.isfinite(x)
+    if not np.array_equal(finite, np.isfinite(y)):
+        return True
+    x, y = (np.where(finite, each, 0.0) for each in (x, y))
+    return bool(np.linalg.norm(y - x) > _GROSS * np.linalg.norm(x))
+
+
 class _Pair:
     """Two models, and what is known of them so far."""
 
@@ -172,9 +182,11 @@ class _Pair:
         if missing is not None:
             raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
         inputs = [value.name for value in b.proto.graph.input]
-        default = next((n for n in sorted(self.a.overridable) if self.names.get(n, n) not in inputs), None)
-        if default is not None:
-            raise Unsupported(f"the second model has no input '{default}', which has a default in the first")
+        read = [{name for node in iter_nodes(each.graph.node) for name in node.input} for each in (self.a, self.b)]
+        for default in sorted(self.a.overridable):
+            name = self.names.get(default, default)
+            if name not in inputs or (default in read[0] and name not in read[1]):
+                raise Unsupported(f"the second model does not read the input '{default}', which has a default")
         given = {self.names.get(name, name) for name in self.points[0].feeds}
         given |= {tensor.name for tensor in b.proto.graph.initializer}
         new = next((each for each in inputs if each not in given), None)
@@ -183,6 +195,7 @@ class _Pair:
 
     def compared(self, *, isolate: bool) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
+        named = ""  # why an activation was not bounded
         for reading in _READINGS:
             if reading.folds and not self.folds:
                 continue
@@ -196,14 +209,16 @@ class _Pair:
                 rounds.append(found)
             if not more and (regions := self._bounded(reading)) is not None:
                 coarse = any(each.bound.bound > _COARSE for each in regions)
-                far = "" if coarse else self._far_in_floats()
+                far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
                 if not far:
                     return self._equal(reading, rounds, regions)
                 self._reason = far
+            elif not more:
+                named = self._reason
             if self._refuted:
                 break
         why = Refusal(
-            original=self._refuted, reason=self._reason, refuted=bool(self._refuted), settled=bool(self._refuted)
+            original=self._refuted, reason=named or self._reason, refuted=bool(self._refuted), settled=bool(self._refuted)
         )
         return Certificate(
             certified=False,
@@ -215,6 +230,18 @@ class _Pair:
     def _more(self, rounds: int) -> bool:
         """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
         return rounds < (self._most_rounds if self._coins < _COINS else _ROUNDS)
+
+    def _takes_more(self, reading: Reading) -> str:
+        """Why B is no model of so few tokens as it says; empty where it fails at more."""
+        if self._most is None or self._most >= _LONGEST or self._given:
+            return ""
+        (further,) = points(self._maker, [(1, self._most + 1, 0)])
+        tried = [[value.shape for value in each.feeds.values()] for each in (further, *self.points)]
+        if tried[0] in tried[1:]:
+            return ""
+        field = reading.field(draw_prime(), secrets.token_bytes(16), self._products)
+        _, (failed,) = self._evaluated(self.b, [field], [further], reading)
+        return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
     def _drawn(self, number: int) -> list[Case]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
@@ -301,26 +328,22 @@ class _Pair:
             return self._round(reading, self.points)
         self._last = ours, theirs
         self._coins += sum(_COINS if each.field.coins is None else each.field.coins for each in theirs)
-        unfit = self._unfit(reading, ours, theirs)
+        unfit = self._unfit(reading, ours, theirs) or self._decided_otherwise(reading, ours, theirs, cases)
         self._reason = unfit or self._reason
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
         return None if unfit else tuple(f"{value:.9g} = {text}" for each in snapped for value, text in each)
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
-        case = self.points[0]
-        try:
-            ours = Evaluator(self.a, Floats(), case.feeds).run()
-            theirs = Evaluator(self.b, Floats(), self._renamed(case)).run()
-        except Unsupported:
-            return ""  # an operator without a float64 form
-        for name in self.outputs:
-            x, y = ours[name], theirs[self.names.get(name, name)]
-            if isinstance(x, Value) and isinstance(y, Value):
-                finite = np.isfinite(x.entries)
-                same = np.array_equal(finite, np.isfinite(y.entries))
-                gap = np.where(finite, y.entries, 0.0) - np.where(finite, x.entries, 0.0) if same else x.entries
-                if not same or np.linalg.norm(gap) > _GROSS * np.linalg.norm(np.where(finite, x.entries, 0.0)):
+        for case in self.points if self._most_rounds > _ROUNDS else self.points[:1]:
+            try:
+                ours = Evaluator(self.a, Floats(), case.feeds).run()
+                theirs = Evaluator(self.b, Floats(), self._renamed(case)).run()
+            except Unsupported:
+                return ""  # an operator without a float64 form
+            for name in self.outputs:
+                x, y = ours[name], theirs[self.names.get(name, name)]
+                if isinstance(x, Value) and isinstance(y, Value) and _far(x.entries, y.entries):
                     return f"output '{name}' has other numbers in float64"
         return ""
 
@@ -469,6 +492,30 @@ class _Pair:
                 loose = self._heads[reading].unmasked(ours, theirs)
             if loose:
                 return f"what masks the scores of '{loose[0]}' is not known to be far below the others"
-        if any(ours.field.conditions != theirs.field.conditions for ours, theirs in zip(a, b, strict=True)):
-            return "one model decides by the sign of what the other does not"
+        return ""
+
+    def _decided_otherwise(
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
+    ) -> str:
+        """Why equal values prove nothing: a sign that one model alone takes decides them; empty if none does.
+
+        It decides nothing where the values are the same with it turned, or taken for 0; where masks decide, it cannot be.
+        """
+        for program, own, other in ((self.a, ours, theirs), (self.b, theirs, ours)):
+            apart = [x.field.conditions - y.field.conditions for x, y in zip(own, other, strict=True)]
+            if not any(apart):
+                continue
+            if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
+                return _COIN
+            for turn in (-1, 0):
+                fields = [
+                    reading.field(x.field.modulus, x.field.key, self._products if program is self.b else ())
+                    for x in own
+                ]
+                for field, each in zip(fields, apart, strict=True):
+                    field.turned, field.turn = frozenset(each), turn
+                turned, failed = self._evaluated(program, fields, cases, reading)
+                pairs = zip(turned, theirs, strict=True) if program is self.a else zip(ours, turned, strict=True)
+                if any(failed) or any(self._differing(x, y) for x, y in pairs):
+                    return _COIN
         return ""

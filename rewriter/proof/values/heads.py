@@ -77,6 +77,8 @@ _FARTHEST = -(2.0**59)
 _WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
 _ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
+_SCALES = ("Mul", "Div", "Neg")
+_MEETING = ("Softmax", "QuantizeLinear", "LayerNormalization")
 _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear")
 _ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
 _WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 1), "QLinearMatMul": 3}
@@ -351,20 +353,24 @@ def _largest(score: Expression) -> float:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer: a tensor that is multiplied by constant weights."""
+    """What an activation meets: a linear layer, or another node that is no elementwise function."""
 
-    data: str  # the tensor, before it was quantised
-    weight: Array
+    data: str  # the tensor, before it was quantised in front of a linear layer
+    weight: Any  # or the kind of the node, where it has none
     axis: int = -1  # of the tensor, that the weights are along
     matrix: Array | None = None  # the weights by row, where they are laid out so
 
 
 def _layer(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> _Layer | None:
-    """A node as a linear layer; None where it is none."""
+    """A node as what an activation meets; None where it is none."""
     place = _WEIGHTS.get(node.op_type)
+    if node.op_type in _MEETING and isinstance(values.get(node.input[0]), Value):
+        return _Layer(node.input[0], node.op_type)
     if place is None or len(node.input) <= place:
         return None
     weight, data, attributes = values.get(node.input[place]), node.input[0], run.program.attributes(node)
+    if isinstance(weight, Value):  # such as the rows of a table that an input chooses
+        weight = weight.entries
     if not isinstance(values.get(data), Value) or not isinstance(weight, np.ndarray) or attributes.get("transA"):
         return None
     while (maker := run.makers.get(data)) is not None and maker.op_type in _QUANTISERS:
@@ -423,7 +429,7 @@ class _Reader(Kept):
 
     def _leaves(self, name: str) -> list[str] | None:
         """The leaves of the elementwise function that makes a tensor; None where it is none, or has too many."""
-        leaves = self._ends(name, self._partnered)
+        leaves = self._ends(name, self._is_leaf)
         if leaves is None or len(leaves) < MOST_LEAVES:
             return leaves
         for one, other in (leaves, leaves[::-1]):
@@ -450,6 +456,12 @@ class _Reader(Kept):
             pending += reversed(operands)
         return leaves if real and leaves != [name] else None
 
+    def _is_leaf(self, name: str) -> bool:
+        """Whether B has a tensor, and not also the one that it is a multiple of, which its heads may read too."""
+        node = self.makers.get(name)
+        operands = [] if node is None or node.op_type not in _SCALES else [*filter(self.depends, node.input)]
+        return self._partnered(name) and not (len(operands) == 1 and self._partnered(operands[0]))
+
     def _partnered(self, name: str) -> bool:
         """Whether B has a tensor too: then it is what both are functions of."""
         return name in self.prints and self.prints[name].loose in self._prints
@@ -470,19 +482,20 @@ class _Reader(Kept):
         """Both functions. Raises Lost, NotAFunction."""
         entries = [self.values[each].entries for each in leaves]
         symbols = [leaf(place) for place in range(len(leaves))]
-        shape = self.values[name].shape
+        shape = self.values[layer.data].shape
         middle = [size // 2 for size in shape]
         if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
             layer = replace(layer, matrix=layer.matrix[aligned(middle[:-2], layer.matrix.shape[:-2])])
         n = _telling_row(layer.matrix) if layer.matrix is not None else min(7, shape[layer.axis] - 1)
         middle[layer.axis] = n
-        place = tuple(middle)
+        flat = np.ravel_multi_index(middle, shape)  # what lays the activation out keeps the order of its entries
+        place = tuple(int(each) for each in np.unravel_index(flat, self.values[name].shape))
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
         for number in self._scalars(name, leaves):  # which a weight of the heads may contain
             factor = int(self.field.lift(number).entries.reshape(()))
             here |= {key * factor % self.field.p: mul(constant(float(number)), part) for key, part in [*here.items()]}
-        other = total(self._terms(layer, n, here, place))
+        other = total(self._terms(layer, n, here, middle))
         return Region(name, tuple(leaves), mine, other)
 
     def _scalars(self, name: str, leaves: Sequence[str]) -> Iterator[np.float32]:
@@ -538,6 +551,8 @@ def _multiplied(
             rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
         else:
             rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
+        if isinstance(layer.weight, str) and other.data != layer.data:
+            continue
         for front, k in rows:
             sizes = [1 if each == axis % len(shape) else size for each, size in enumerate(shape)]
             spots = ([*spot] for spot in np.ndindex(*sizes) if _fits(shape, spot[:-1], front))

@@ -24,7 +24,7 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, integers, is_float
 from rewriter.evaluate.evaluator import Program
-from rewriter.evaluate.scalar import FARTHEST
+from rewriter.evaluate.scalar import is_far, is_last
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes
@@ -222,7 +222,7 @@ class Walk:
         if len(node.input) <= place or not node.input[place]:
             return constant(attributes[key]) if key in attributes else _OPEN
         value = self._run.values[node.input[place]]
-        if not isinstance(value, Value) and np.isinf(value).all():
+        if not isinstance(value, Value) and is_float(value) and is_last(value, below=key == "min"):
             return _OPEN
         return self.at(node.input[place], (0,) * value.ndim)
 
@@ -384,7 +384,8 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
             continue
         operands = [made[each] for each in part.operands]
         if part.operator == "clip":
-            operands[1:] = [None if _far(each) else made[each] for each in part.operands[1:]]
+            ends = zip((True, False), part.operands[1:], strict=True)
+            operands[1:] = [None if _far(field, end, below=below) else made[end] for below, end in ends]
         if part.operator == "softmax":
             if part.operands not in weights:
                 powers = [field.exp(field.sub(each, operands[0])) for each in operands]
@@ -400,9 +401,9 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
     return np.asarray(made[expression])
 
 
-def _far(end: Expression) -> bool:
+def _far(field: Field, end: Expression, *, below: bool) -> bool:
     """Whether an end of a Clip is taken to be reached by no number, as the evaluation takes it."""
-    return isinstance(end.value, fmpq) and abs(end.value) >= fmpq(int(FARTHEST))
+    return isinstance(end.value, fmpq) and is_far(field, int(end.value.p) / int(end.value.q), below=below)
 
 
 def _number_in(field: Field, part: Expression) -> Array:

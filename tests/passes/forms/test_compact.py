@@ -13,7 +13,7 @@ from tests.attention import Array, HeadNumbers
 from tests.changes import body as body_of
 from tests.changes import copied, maker
 from tests.headmath import softmax, tapped
-from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
+from tests.textmodels import ERF_GELU, SILU, integers, mlp, text_model, values
 
 TEXTS = {"silu": SILU, "relu": "h = Relu(y)", "tanh": "h = Tanh(y)", "gelu": ERF_GELU}
 NO_PLAIN_WEIGHT = "m = MatMul(x, W1) y = Sub(m, b1)"
@@ -94,9 +94,9 @@ def test_rows_that_the_original_lays_out_by_computed_sizes_are_certified() -> No
         "y = MatMul(r, W1) h = Relu(y) out = MatMul(h, W2)"
     )
     model = text_model(
-        body, opset=17, inputs="float[rows, 1] x", outputs="float[tokens, 4] out", constants={"four": np.array([4])}
+        body, opset=17, inputs="float[rows, 1] x", outputs="float[tokens, 4] out", constants=integers(four=[4])
     )
-    assert rewrite(model, form="compact", validate="certificate")
+    cases.proved(model, form="compact")
 
 
 @pytest.mark.parametrize("form", ["compact", "maskless"])
