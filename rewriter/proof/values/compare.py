@@ -213,7 +213,7 @@ class _Pair:
                 if not far:
                     return self._equal(reading, rounds, regions)
                 self._reason = far
-            elif not more:
+            elif not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
             if self._refuted:
                 break
