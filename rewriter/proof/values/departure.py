@@ -30,7 +30,7 @@ _EVALUATIONS, _PROPOSED = 60, 8
 
 
 @dataclass(frozen=True)
-class Region:
+class DifferingRegion:
     """Connected nodes of B whose results A does not have, with the nodes that lead from there to tensors that it has.
 
     Attributes:
@@ -92,7 +92,7 @@ class Departure:
     constants: tuple[str, ...] = ()
     missing: str | None = None
     outputs: tuple[str, ...] = ()
-    regions: tuple[Region, ...] = ()
+    regions: tuple[DifferingRegion, ...] = ()
     regions_in_all: int = 0
 
     @property
@@ -354,7 +354,7 @@ def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
     return [a.nodes[place] for place in dict.fromkeys([*ahead[: max(_FOLLOWED, len(found))], *found])]
 
 
-def _regions(a: _Graph, b: _Graph) -> list[Region]:
+def _regions(a: _Graph, b: _Graph) -> list[DifferingRegion]:
     """The regions of B; those that lead to something that A does not have first, then by size."""
     ours = [(region, a.boundary(region)) for region in a.regions]
     found = []
@@ -368,7 +368,7 @@ def _regions(a: _Graph, b: _Graph) -> list[Region]:
             if a.keys(leads_to) & keys or (without and a.keys(reads_from) & starts):
                 counterpart.update(nodes)
         found.append(
-            Region(
+            DifferingRegion(
                 nodes=len(region),
                 operators=_counts(b.nodes[place] for place in region),
                 begins=tuple(begins[:_SHOWN]),

@@ -63,7 +63,7 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
     if not lost:
         return {}
     made = {name: x for name, x in _float32(computed).items() if name not in ours}
-    search = _Search(a, ours, made)
+    search = _ConstantIndex(a, ours, made)
     found = ((name, search.find(y)) for name, y in lost.items())
     return {name: fold for name, fold in found if fold is not None}
 
@@ -243,7 +243,7 @@ def _lifted(x: Array, *, inverse: bool = False) -> Residues:
 # -- the search ------------------------------------------------------------------------------------------------------
 
 
-class _Search:
+class _ConstantIndex:
     """A's constants and factors, indexed for look-ups by one quotient."""
 
     def __init__(self, program: Program, constants: Mapping[str, Array], computed: Mapping[str, Array]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from passes.programs.gates import gate, limit_error, line
+from passes.programs.closed_forms import gate, limit_error, line
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import ARITHMETIC, Program
 
