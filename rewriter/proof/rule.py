@@ -41,26 +41,17 @@ Results = Sequence[Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Judgement:
-    """One output of two models, over all cases.
+    """One output of two models, over all cases."""
 
-    Attributes:
-        name: name of the output.
-        error: ||B - A|| / ||A|| of the case that is closest to its limit.
-        rounding: the original's rounding error there, in the same unit.
-        allowed: the largest error that the rule allows there.
-        reason: why the rule does not hold; empty where it does.
-        max_abs: largest |B - A| over all cases, in the output's units, where both are finite; infinite where shapes,
-            types, strings or the places of NaN and infinities differ.
-        case: number of the case, from 0, in which the rule does not hold; None where it does.
-    """
-
-    name: str
-    error: float
-    rounding: float
-    allowed: float
-    reason: str = ""
+    name: str  # name of the output
+    error: float  # ||B - A|| / ||A|| of the case that is closest to its limit
+    rounding: float  # the original's rounding error there, in the same unit
+    allowed: float  # the largest error that the rule allows there
+    reason: str = ""  # why the rule does not hold; empty where it does
+    # largest |B - A| over all cases, in the output's units, where both are finite; infinite where shapes, types,
+    # strings or the places of NaN and infinities differ
     max_abs: float = math.inf
-    case: int | None = None
+    case: int | None = None  # number of the case, from 0, in which the rule does not hold; None where it does
 
     @property
     def holds(self) -> bool:

@@ -57,29 +57,17 @@ Cell = tuple[float, fmpq, fmpq, _Piece]
 
 @dataclass(frozen=True)
 class Bound:
-    """What was proved about |F_B - F_A| / max(1, |F_A|), F_A and F_B being functions of one number y.
+    """What was proved about |F_B - F_A| / max(1, |F_A|), F_A and F_B being functions of one number y."""
 
-    Attributes:
-        holds: whether it is at most `limit` for every y of the domain.
-        limit: what was claimed.
-        bound: proved upper bound; infinite where none was found.
-        at_least: proved lower bound; 0 where the functions are equal.
-        at: where the lower bound is attained.
-        exact: whether the functions are equal, proved by algebra.
-        domain: largest |y| that the claim is about; None for all finite numbers of the type.
-        cells: the cells that were looked at.
-        reason: why it does not hold; empty where it does.
-    """
-
-    holds: bool
-    limit: float
-    bound: float
-    at_least: float
-    at: float | None
-    exact: bool
-    domain: float | None
-    cells: int
-    reason: str = ""
+    holds: bool  # whether it is at most `limit` for every y of the domain
+    limit: float  # what was claimed
+    bound: float  # proved upper bound; infinite where none was found
+    at_least: float  # proved lower bound; 0 where the functions are equal
+    at: float | None  # where the lower bound is attained
+    exact: bool  # whether the functions are equal, proved by algebra
+    domain: float | None  # largest |y| that the claim is about; None for all finite numbers of the type
+    cells: int  # the cells that were looked at
+    reason: str = ""  # why it does not hold; empty where it does
 
     @property
     def undecided(self) -> bool:

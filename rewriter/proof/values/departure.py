@@ -30,26 +30,16 @@ _EVALUATIONS, _PROPOSED = 60, 8
 
 
 @dataclass(frozen=True)
-class DifferingRegion:
-    """Connected nodes of B whose results A does not have, with the nodes that lead from there to tensors that it has.
+class Region:
+    """Connected nodes of B whose results A lacks, with the nodes that lead from there to tensors that it has."""
 
-    Attributes:
-        nodes: how many.
-        operators: "2 Mul, Add, Tanh".
-        begins: tensors that it reads, all of which A has; the first few.
-        ends: tensors that it computes and A has, and outputs of the model that it reaches; the first few.
-        same: whether A has all that leaves it: another spelling of the same function.
-        counterpart: the number of nodes of A between the same tensors.
-        counterpart_operators: those of A.
-    """
-
-    nodes: int
-    operators: str
-    begins: tuple[str, ...]
-    ends: tuple[str, ...]
-    same: bool
-    counterpart: int
-    counterpart_operators: str
+    nodes: int  # how many
+    operators: str  # "2 Mul, Add, Tanh"
+    begins: tuple[str, ...]  # tensors that it reads, all of which A has; the first few
+    ends: tuple[str, ...]  # tensors that it computes and A has, and outputs of the model that it reaches; the first few
+    same: bool  # whether A has all that leaves it: another spelling of the same function
+    counterpart: int  # the number of nodes of A between the same tensors
+    counterpart_operators: str  # those of A
 
     def text(self) -> str:
         what = "computes the same as" if self.same else "differs from"
@@ -62,38 +52,23 @@ class DifferingRegion:
 
 @dataclass(frozen=True)
 class Departure:
-    """How two models differ by value.
+    """How two models differ by value."""
 
-    Attributes:
-        matched: tensors of B that depend on data and have a partner in A.
-        of: all its tensors that depend on data.
-        node: the first node of B whose operands all have partners and whose output has none, outside regions that are
-            only another spelling.
-        output: that output.
-        reads: what it reads, but for constants.
-        operands: its operands that depend on data, each with its partner in A.
-        rearranged: operands whose partner has the same entries in another order or shape.
-        candidates: what A computes from the same operands, as "operator -> tensor".
-        constants: its constants that A does not have.
-        missing: the first node of A whose output B does not have, though it has all its operands.
-        outputs: outputs of B that equal other tensors of A than they should.
-        regions: those that do not compute the same first, the largest first among them.
-        regions_in_all: how many there are.
-    """
-
-    matched: int
-    of: int
+    matched: int  # tensors of B that depend on data and have a partner in A
+    of: int  # all its tensors that depend on data
+    # the first node of B whose operands all have partners and whose output has none, outside regions that are only
+    # another spelling
     node: str | None = None
-    output: str | None = None
-    reads: tuple[str, ...] = ()
-    operands: tuple[tuple[str, str], ...] = ()
-    rearranged: tuple[str, ...] = ()
-    candidates: tuple[str, ...] = ()
-    constants: tuple[str, ...] = ()
-    missing: str | None = None
-    outputs: tuple[str, ...] = ()
-    regions: tuple[DifferingRegion, ...] = ()
-    regions_in_all: int = 0
+    output: str | None = None  # that output
+    reads: tuple[str, ...] = ()  # what it reads, but for constants
+    operands: tuple[tuple[str, str], ...] = ()  # its operands that depend on data, each with its partner in A
+    rearranged: tuple[str, ...] = ()  # operands whose partner has the same entries in another order or shape
+    candidates: tuple[str, ...] = ()  # what A computes from the same operands, as "operator -> tensor"
+    constants: tuple[str, ...] = ()  # its constants that A does not have
+    missing: str | None = None  # the first node of A whose output B does not have, though it has all its operands
+    outputs: tuple[str, ...] = ()  # outputs of B that equal other tensors of A than they should
+    regions: tuple[Region, ...] = ()  # those that do not compute the same first, the largest first among them
+    regions_in_all: int = 0  # how many there are
 
     @property
     def first(self) -> str | None:
@@ -354,7 +329,7 @@ def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
     return [a.nodes[place] for place in dict.fromkeys([*ahead[: max(_FOLLOWED, len(found))], *found])]
 
 
-def _regions(a: _Graph, b: _Graph) -> list[DifferingRegion]:
+def _regions(a: _Graph, b: _Graph) -> list[Region]:
     """The regions of B; those that lead to something that A does not have first, then by size."""
     ours = [(region, a.boundary(region)) for region in a.regions]
     found = []
@@ -368,7 +343,7 @@ def _regions(a: _Graph, b: _Graph) -> list[DifferingRegion]:
             if a.keys(leads_to) & keys or (without and a.keys(reads_from) & starts):
                 counterpart.update(nodes)
         found.append(
-            DifferingRegion(
+            Region(
                 nodes=len(region),
                 operators=_counts(b.nodes[place] for place in region),
                 begins=tuple(begins[:_SHOWN]),
