@@ -19,9 +19,8 @@ from passes.forms.local import emit_local, function_of, line_of
 from passes.match.blocks import Block
 from passes.match.identify import ActivationRegion, Identified
 from passes.programs.activations import ACTIVATIONS, Activation
-from passes.programs.exponentials import Line
 from passes.programs.fitted import fitted_programs, lines
-from passes.programs.program import ARITHMETIC, Program
+from passes.programs.program import ARITHMETIC, Line, Program
 from rewriter.graph.view import all_views
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE

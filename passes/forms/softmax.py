@@ -44,8 +44,7 @@ from passes.forms.sublayer import (
 )
 from passes.match.projections import projections_of
 from passes.programs.groups import Group, groups_of, spread_error, spreads
-from passes.programs.head import Head, narrowed
-from passes.programs.program import Program, largest_change
+from passes.programs.program import Head, Program, largest_change, narrowed
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation, Values
-from passes.programs.head import Array
+from passes.programs.program import Array
 from passes.programs.solve import Function, Parameters
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants

@@ -20,8 +20,7 @@ import numpy as np
 from passes.programs import closed_forms, solve
 from passes.programs.closed_forms import gate, line, needs_line, with_line
 from passes.programs.fitted import cheapest, cheapest_gate, in_powers
-from passes.programs.head import Array
-from passes.programs.program import Arithmetic, Program
+from passes.programs.program import Arithmetic, Array, Program
 from passes.programs.solve import Function, Parameters, Solve
 from rewriter.evaluate.arithmetic import sigmoid, softplus
 from rewriter.graph.elementwise import gelu_tanh, normal_cdf

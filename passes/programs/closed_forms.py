@@ -27,11 +27,22 @@ from functools import cache
 
 import numpy as np
 
-from passes.programs.exponentials import Line
 from passes.programs.fitted import lines
 from passes.programs.groups import spread, spreads
-from passes.programs.head import FACTORED, LARGEST_QUERY, Array, BiasToken, Head, heads_over
-from passes.programs.program import MARGIN, Arithmetic, Program, grid, largest_change
+from passes.programs.program import (
+    FACTORED,
+    LARGEST_QUERY,
+    MARGIN,
+    Arithmetic,
+    Array,
+    BiasToken,
+    Head,
+    Line,
+    Program,
+    grid,
+    heads_over,
+    largest_change,
+)
 from passes.programs.solve import Parameters
 
 # max over x > 0 of x / (1 + e^x), rounded up: the error of SiLU(k y) / k against ReLU is this over k.

@@ -21,8 +21,7 @@ from rewriter.arrays import Array
 from rewriter.errors import RewriteError, UsageError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
-from rewriter.proof.inputs.cases import Case, Maker, States, Texts, make_cases
-from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.cases import Case, Maker, States, Texts, load_cases, make_cases
 from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.run import ModelRuns, Side, Way, open_model, run_model
 from rewriter.proof.settings import LARGE, Settings, spelled

@@ -335,9 +335,9 @@ class _ConstantIndex:
                 made = environment[name]
                 values.append(made.entries if isinstance(made, Value) else made)
             except Unsupported:
-                return _unit(np.abs(x))
+                return np.asarray(_unit(np.abs(x)))
         terms = np.abs(np.stack(values[1:]) - values[0]).max(0) / _NUDGE
-        return _unit(np.maximum(terms, np.abs(x)))
+        return np.asarray(_unit(np.maximum(terms, np.abs(x))))
 
     def _product(self, y: Array) -> tuple[float, str, Residues] | None:
         """A weight times a factor."""

@@ -64,9 +64,10 @@ class Fingerprints(Evaluator):
     def print_of(self, value: Value | Array) -> Print:
         """The fingerprint of entries, or of constants, which is that of the entries that they are."""
         if not isinstance(value, Value) and value.size > _LARGE:
-            digest = hashlib.blake2b(np.ascontiguousarray(value), digest_size=16, key=self.field.key).digest()
+            content: Any = np.ascontiguousarray(value)
+            digest = hashlib.blake2b(content, digest_size=16, key=self.field.key).digest()
             return Print((value.shape, digest), (value.size, digest))
-        entries = np.ascontiguousarray(self.field.lift(value).entries)
+        entries: Any = np.ascontiguousarray(self.field.lift(value).entries)
         digest = hashlib.blake2b(entries, digest_size=16, key=self.field.key).digest()
         loose = int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
         return Print((entries.shape, digest), (entries.size, loose))

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("flint")
 from flint import arb, ctx
 
-from passes.programs.head import Array
-from passes.programs.program import Program
+from passes.programs.program import Array, Program
 
 __all__ = ["arb"]
 

@@ -6,9 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from passes.programs.exponentials import Powers
 from passes.programs.fitted import fitted_programs, in_powers
-from passes.programs.program import Program
+from passes.programs.program import Powers, Program
 from tests.attention import neurons
 from tests.passes.programs.balls import arb, precision
 

@@ -19,7 +19,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.interpret.original import Attention
 from rewriter.interpret.why import why
-from rewriter.proof.reference import open_reference
+from rewriter.proof.run import open_reference
 from tests.committed import FOLDER
 from tests.rewriter.interpret.test_attribution import given
 

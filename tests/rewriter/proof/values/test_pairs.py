@@ -234,7 +234,7 @@ KINDS = {
 
 def kinds(name: str) -> list[onnx.ModelProto]:
     constants = integers(one=1, two=2, big=[1, 1, 2**62])
-    scales = {"scales": tensor("scales", [1.0, 2.0, 3.0, 4.0]), "W": tensor("W", np.arange(16).reshape(4, 4))}
+    scales = {"scales": tensor("scales", np.array([1.0, 2.0, 3.0, 4.0])), "W": tensor("W", np.arange(16).reshape(4, 4))}
     constants |= {"low": tensor("low", -1.0), "high": tensor("high", 2.0)} | scales
     options: dict[str, Any] = {"constants": constants, "domains": {"com.microsoft": 1, "own": 1}, "opset": 19, "ir": 9}
     options["inputs"] = f"float[batch, {4 if 'scales' in name else 'tokens'}, 4] x"
