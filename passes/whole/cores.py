@@ -35,7 +35,7 @@ from rewriter.graph.walk import iter_nodes, reads, subgraphs
 Step = tuple[int, int]  # index of a node, and which of its operands is the scores or the pattern
 SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
 LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
-_SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
+SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
 _GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}  # between a softmax and the product with values
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
@@ -123,7 +123,7 @@ class _Finder:
         scores, steps = softmax.input[0], list[Step]()
         while not self._is_product(node := self.view.made_by(scores)):
             ways = [place for place, name in enumerate(() if node is None else node.input) if self._leads(name)]
-            if node is None or node.op_type not in _SCORING or not ways:
+            if node is None or node.op_type not in SCORING or not ways:
                 reason = "its scores are not a product of queries and keys, scaled, masked or capped"
                 raise LostError.at(softmax if node is None else node, reason)
             steps.append((self.view.producer[scores], ways[0]))
@@ -132,7 +132,7 @@ class _Finder:
 
     def _leads(self, tensor: str) -> bool:
         """Whether scores come from a tensor."""
-        return any(self._is_product(self.view.made_by(name)) for name in self.view.back(tensor, _SCORING))
+        return any(self._is_product(self.view.made_by(name)) for name in self.view.back(tensor, SCORING))
 
     def _is_product(self, node: onnx.NodeProto | None) -> bool:
         """Whether a node multiplies two tensors that depend on data."""

@@ -364,9 +364,7 @@ def _compared(
 @click.argument("original", type=_model)
 @click.argument("rewritten", type=_model, required=False)
 @file_option(
-    "--check",
-    metavar="FILE.json",
-    help="Compute the certificate afresh, and compare it with the one in this file.",
+    "--check", metavar="FILE.json", help="Compute the certificate afresh, and compare it with the one in this file."
 )
 @declared_options(CompareOptions, only=("accuracy", "names"))
 @report_option("the certificate", "-o")

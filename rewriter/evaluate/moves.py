@@ -12,7 +12,7 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, integers, is_float
+from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, is_float
 from rewriter.evaluate.table import Call, operator
 
 PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))
@@ -331,7 +331,9 @@ def _cast(call: Call, x: Any, like: Any = None) -> Any:
     x = call.lift(x)
     if dtype.kind == "b":
         holds = ~call.f.vanishes(x.entries)
-        return holds if x.masks is None else holds | (call.f.masks_decide(x.masks) != 0)
+        if x.masks is None or not isinstance(call.f, Field):
+            return holds
+        return holds | (call.f.masks_decide(x.masks) != 0)
     if real:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)
     if call.f.reads_values and not x.grid:
