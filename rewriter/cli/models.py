@@ -341,13 +341,13 @@ def _compared(
     **options: Any,
 ) -> int:
     check_report(report, (a, b))
-    from rewriter.report import compared
+    from rewriter.report.sections import compared, in_markdown
     from rewriter.report.terminal import show
 
     def shown(console: Console, found: Comparison) -> None:
-        parts = compared.compared(found, verbose=verbose and not markdown)
+        parts = compared(found, verbose=verbose and not markdown)
         if markdown:
-            for line in compared.markdown(found.summary, found.problems, (part for part, _ in parts)):
+            for line in in_markdown(found.summary, found.problems, (part for part, _ in parts)):
                 console.line(line)
         else:
             show(console, found, parts, found.seconds["total"])
@@ -379,8 +379,8 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     """
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove
-    from rewriter.report.compared import at_levels, certified
     from rewriter.report.comparison import read_certificate
+    from rewriter.report.sections import at_levels, certified
     from rewriter.report.terminal import show
 
     if rewritten is None:

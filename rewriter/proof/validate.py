@@ -193,7 +193,8 @@ class Judge:
         old, named = Side.of(self.original), Side.of(self._named)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
-        watched = dict(_domains(claims, certificate))
+        there = {*named.main.producer, *named.main.inputs}  # not tensors of bodies
+        watched = {name: held for name, held in _domains(claims, certificate) if name in there}
         # What is certified needs few inputs; pre-activations in a domain need all.
         wide = self.original.size <= CHEAP
         before = run_accepted(
