@@ -24,8 +24,7 @@ from rewriter.graph.view import constant_of, holder_name, key_of, operator_of, o
 from rewriter.graph.walk import is_external, iter_nodes, subgraphs
 from rewriter.text import counted, decoded, quoted
 
-_REMARKS = ("unused opset", "metadata", "model")
-"""Entries that do not affect the computation."""
+_REMARKS = ("unused opset", "metadata", "model")  # entries that do not affect the computation
 _SIGNATURE = ("input", "output")
 
 

@@ -15,19 +15,16 @@ from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, is_float
 from rewriter.evaluate.table import Call, operator
 
-PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))
-"""Operators that select entries."""
+PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))  # operators that select entries
 
 SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
 """Operators that keep values and their order; axes may be split, merged, added or dropped."""
 
 CASTS = frozenset(("Cast", "CastLike"))
 
-SAME_NUMBERS = SAME_ENTRIES | {"Cast"}
-"""The same, or casts."""
+SAME_NUMBERS = SAME_ENTRIES | {"Cast"}  # the same, or casts
 
-REARRANGED = SAME_NUMBERS | {"Transpose"}
-"""The same, or in another order."""
+REARRANGED = SAME_NUMBERS | {"Transpose"}  # the same, or in another order
 
 NOT_LARGER = REARRANGED | {"Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear", "ScatterElements"}
 """Operators, beside elementwise ones, whose output is not larger than their operands."""

@@ -23,8 +23,7 @@ from rewriter.evaluate.table import Call
 from rewriter.graph.constants import elem_type_of
 from rewriter.text import one_line
 
-_KEPT = 2**20
-"""Results of at most this many entries are kept."""
+_KEPT = 2**20  # results of at most this many entries are kept
 _MAX_IR = 11
 
 

@@ -28,15 +28,13 @@ FACTOR = 16.0
 """Allowed error in units of the original's rounding: the noise is only a sample of rounding errors, and heads round a
 few times as often as the operator that they replace."""
 
-NOTHING = 0.5
-"""An allowance of this share of an output's norm makes the comparison vacuous."""
+NOTHING = 0.5  # an allowance of this share of an output's norm makes the comparison vacuous
 
 SMALL = 1e-2
 """A case whose entries are smaller than this share of another case's is measured on that share: if terms nearly cancel,
 the rounding error is that of the terms."""
 
-Results = Sequence[Mapping[str, Array]]
-"""Case by case, an output's name to its values."""
+Results = Sequence[Mapping[str, Array]]  # case by case, an output's name to its values
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,9 @@ from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.rule import Results, magnitude
 from rewriter.text import counted, first_of, quoted
 
-SEGMENT = 2**27
-"""Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
+SEGMENT = 2**27  # maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself
 
-_MAX_ROUNDING = 1e-3
-"""Smaller relative differences between runs on a GPU are rounding, which the rule judges."""
+_MAX_ROUNDING = 1e-3  # smaller relative differences between runs on a GPU are rounding, which the rule judges
 
 Gaps = Sequence[Mapping[str, Array]]
 """Case by case, an output to a mask of uninitialised elements; outputs without such elements are missing."""
@@ -344,8 +342,7 @@ def _differing(one: Array, other: Array | None) -> Array:
 # -- the truth: a model in float64, weights and constants included -----------------------------------------------------
 
 
-MAX_REFERENCE_BYTES = 2**31
-"""Maximum size of the weights, in bytes; in float64 they take two or four times as much."""
+MAX_REFERENCE_BYTES = 2**31  # maximum size of the weights, in bytes; in float64 they take two or four times as much
 
 _REFUSED = re.compile("Quant|Integer|QLinear|Random|Multinomial|Bernoulli|Hardmax")
 

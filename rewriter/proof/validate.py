@@ -36,8 +36,7 @@ from rewriter.proof.settings import Settings
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
-CHEAP = 2**26
-"""Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
+CHEAP = 2**26  # models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`
 
 _COARSE = (
     "the bound of the activation of {} allows that, but is too coarse for values of this magnitude: lower "

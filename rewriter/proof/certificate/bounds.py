@@ -25,15 +25,11 @@ from rewriter.proof.certificate.expressions import Expression, Kink, on_piece, o
 
 SLACK = 1.0001
 """A bound is at most this many times the proved lower bound; series converge so fast that more saves little."""
-FLOOR = 1e-15
-"""Below this, a bound is not refined further: it is far below the rounding of every type but float64."""
-MOST_CELLS = 20_000
-"""Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400."""
+FLOOR = 1e-15  # below this, a bound is not refined further: it is far below the rounding of every type but float64
+MOST_CELLS = 20_000  # cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400
 _NO_BOUND = "no bound below"
-_ORDER = 8
-"""Order of the Taylor series."""
-_PRECISION = 128
-"""Bits, besides those of |y|: far out, 1 + erf(y) cancels to nothing, times a large y."""
+_ORDER = 8  # order of the Taylor series
+_PRECISION = 128  # bits, besides those of |y|: far out, 1 + erf(y) cancels to nothing, times a large y
 
 
 class _Piece(NamedTuple):

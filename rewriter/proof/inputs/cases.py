@@ -36,13 +36,10 @@ _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.
 _USUAL = {Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.FEATURES: 80, Kind.ONE: 1}
 _COUNTS = {Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0), Role.LAST_INDEX: (Kind.TOTAL, 1)}
 """Roles of scalars: the size of a kind of dimension, minus an offset."""
-_VOCABULARY = 100
-"""Number of token ids if no table bounds them."""
-_PATCHES = 24
-"""Number of patches of an image: 4 x 6."""
+_VOCABULARY = 100  # number of token ids if no table bounds them
+_PATCHES = 24  # number of patches of an image: 4 x 6
 
-Texts = Sequence[Sequence[int]]
-"""The token ids of texts."""
+Texts = Sequence[Sequence[int]]  # the token ids of texts
 States = Callable[[tuple[int, ...], int], NDArray[Any] | None]
 """An encoder's output of a shape for a case by number; None if no output has that shape."""
 

@@ -20,13 +20,10 @@ from rewriter.proof.values.folds import Contents, constants_of
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.text import counted, one_line, quoted
 
-_SHOWN = 6
-"""Names and nodes listed in one place."""
-_FOLLOWED = 3
-"""Nodes of A that are named behind the operands of the first difference, if it has more of them."""
+_SHOWN = 6  # names and nodes listed in one place
+_FOLLOWED = 3  # nodes of A that are named behind the operands of the first difference, if it has more of them
 _REGIONS = 10
-_EVALUATIONS, _PROPOSED = 60, 8
-"""Evaluations of A in which it gets values of B, in all and for one difference."""
+_EVALUATIONS, _PROPOSED = 60, 8  # evaluations of A in which it gets values of B, in all and for one difference
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,11 @@ ULPS = 4.0
 _TINY = float(np.finfo(np.float32).tiny)
 _SAMPLES = 64
 _CHUNK = 2**20
-_NEAR = 2.0**-20
-"""Relative distance of a quotient from a factor that is worth a look."""
+_NEAR = 2.0**-20  # relative distance of a quotient from a factor that is worth a look
 _NUDGE = 2.0**-20
 _DIRECTIONS = 6
 _SCALARS, _APART = 64, 1e-6
-_TRIED = 64
-"""Products compared entry by entry, for one constant."""
+_TRIED = 64  # products compared entry by entry, for one constant
 Residues = Callable[[Field], Array]
 
 

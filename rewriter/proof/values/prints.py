@@ -15,8 +15,7 @@ from rewriter.evaluate.evaluator import Evaluator, Program, content
 from rewriter.evaluate.table import OPERATORS, Call
 
 _U64 = np.uint64
-_LARGE = 4_000_000
-"""Constants of more entries have their bits as fingerprint."""
+_LARGE = 4_000_000  # constants of more entries have their bits as fingerprint
 
 
 @dataclass(frozen=True)

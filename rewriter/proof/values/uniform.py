@@ -28,8 +28,7 @@ from rewriter.proof.values.prints import Fingerprints
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
 _RESHAPING = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _OF_SHAPES = {"Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Mul", "Reshape", "Identity"}
-_MOST_CONE = 2_000
-"""Nodes between two anchors."""
+_MOST_CONE = 2_000  # nodes between two anchors
 
 
 class _Side:
