@@ -6,7 +6,7 @@ Each text is a separate case, so masks are ones, positions count from 0, caches 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,8 +110,12 @@ def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
 
 def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
     """The token ids of the first sequence; None where no input has ids for that many tokens."""
+    return next((ids for ids in _ids(model, feeds) if len(ids) == length), None)
+
+
+def _ids(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Iterator[tuple[int, ...]]:
+    """The token ids of the first sequence in each input that has ids."""
     for spec in Maker(model).specs:
         array = feeds.get(spec.name)
-        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.size and array.shape[-1] == length:
-            return tuple(map(int, array.reshape(-1, length)[0]))
-    return None
+        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.size:
+            yield tuple(int(number) for number in array.reshape(-1, array.shape[-1])[0])
