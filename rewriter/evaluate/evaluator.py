@@ -36,7 +36,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import attributes, constant_of, key_of, label, needed, opsets, overridable_in
-from rewriter.graph.walk import iter_nodes, reads, subgraphs
+from rewriter.graph.walk import iter_nodes, reads, subgraphs, with_distinct_names
 from rewriter.text import one_line
 
 _OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training")
@@ -92,7 +92,8 @@ class Program:
         """Raises Unsupported where local functions cannot be inlined."""
         self._model = model
         try:
-            self.proto = _with_definitions(inlined(model.proto) if model.proto.functions else model.proto)
+            alone = inlined(model.proto) if model.proto.functions else model.proto
+            self.proto = with_distinct_names(_with_definitions(alone))
         except (RuntimeError, onnx.checker.ValidationError) as error:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
         self.graph = self.proto.graph

@@ -14,6 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,7 +28,7 @@ from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
-from rewriter.graph.walk import iter_nodes
+from rewriter.graph.walk import BODY, iter_nodes
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claimed, Refusal
@@ -50,8 +51,8 @@ from rewriter.proof.values.walk import wide
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
-_SMALL: Setting = (1, 3, 2)
-"""The size at which heads are read."""
+_SMALL = ((1, 3, 2), (1, 3, 0))
+"""The size at which heads are read; and without a past, for models with a branch for that."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS = 2
@@ -164,11 +165,12 @@ class _Pair:
         self._most_rounds, self._settings = (_ROUNDS, SETTINGS[::2]) if large else (_MOST_ROUNDS, SETTINGS)
         self._given = list(cases)
         self.points = self._given or points(self._maker, self._settings, longest)  # those that A can be evaluated at
-        (self._small,) = self._given[:1] or points(self._maker, [_SMALL], longest)
+        self._small = self._given[:1] or points(self._maker, _SMALL[: 1 + self._maker.branches], longest)
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
-        self._claims, self._limit = claims, limit
+        self._claims = {name: claim for (_, name), claim in sorted(claims.items(), key=lambda each: -each[1].limit)}
+        self._limit = limit
         self._types = {view.path: view for view in all_views(self.a.proto)}[()]
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
@@ -355,12 +357,13 @@ class _Pair:
         def make() -> Field:
             return reading.field(prime, key)
 
-        feeds = self._small.feeds, self._renamed(self._small)
-        try:
-            self._heads[reading] = proposals(self.a, self.b, make, feeds, in_reals=reading.in_reals)
-        except Unsupported:
-            self._heads[reading] = Regions()
-        return bool(self._heads[reading].regions)
+        found = Regions()
+        for case in self._small:
+            feeds = case.feeds, self._renamed(case)
+            with suppress(Unsupported):
+                found = found.joined(proposals(self.a, self.b, make, feeds, in_reals=reading.in_reals))
+        self._heads[reading] = found
+        return bool(found.regions)
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
         """The activations that became heads, with their bounds; None where one is further off than is allowed."""
@@ -389,7 +392,7 @@ class _Pair:
         return self._types.type_of(name).elem_type or onnx.TensorProto.FLOAT
 
     def _allowed(self, region: Region) -> Allowed:
-        claim = self._claims.get(((), region.output))
+        claim = self._claims.get(region.output.partition(BODY)[0])
         return allowance(claim, self._elem_type(region.output), self._elem_type(region.leaves[0]), self._limit)
 
     def _certified(self, region: Region) -> CertifiedRegion:

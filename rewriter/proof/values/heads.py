@@ -128,8 +128,28 @@ class Regions:
     failures: Mapping[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
     forgotten: tuple[str, ...] = ()  # softmaxes whose scores may be larger than the number that masks
     far: frozenset[str] = frozenset()  # those masked only by numbers that A masks with, or that are below every score
+    near: frozenset[str] = frozenset()  # those masked by other numbers too
     inside: frozenset[str] = frozenset()  # tensors of B that entries were followed through
     cones: frozenset[str] = frozenset()  # tensors of A between the leaves of regions and their outputs
+
+    def joined(self, other: Regions) -> Regions:
+        """What was proposed at either of two sizes."""
+        masks = {
+            name: one.union(two) if one and two else frozenset[Fraction]()
+            for name in self.masks.keys() | other.masks.keys()
+            for one, two in [(self.masks.get(name, other.masks.get(name)), other.masks.get(name, self.masks.get(name)))]
+        }
+        regions = {**other.regions, **self.regions}
+        return Regions(
+            regions,
+            masks,
+            {name: text for name, text in {**other.failures, **self.failures}.items() if name not in regions},
+            self.forgotten + other.forgotten,
+            (self.far | other.far) - self.near - other.near,
+            self.near | other.near,
+            self.inside | other.inside,
+            self.cones | other.cones,
+        )
 
     def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
@@ -265,14 +285,12 @@ def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
             if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
                 forgotten.append(name)
     known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
-    far = frozenset(
-        name
-        for name in _masked_softmaxes(theirs)
-        if all(number <= _FARTHEST or number in known for number in _mask_numbers(theirs, name))
-    )
+    numbers_of = {name: _mask_numbers(theirs, name) for name in _masked_softmaxes(theirs)}
+    far = frozenset(n for n, all_of in numbers_of.items() if all(x <= _FARTHEST or x in known for x in all_of))
+    near = frozenset(numbers_of.keys() - far)
     inside = frozenset(reader.inside)
     cones = frozenset(name for each in regions.values() for name in _between(reader, each.output, each.leaves))
-    return Regions(regions, masks, reader.failures, tuple(forgotten), far, inside, cones)
+    return Regions(regions, masks, reader.failures, tuple(forgotten), far, near, inside, cones)
 
 
 def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
