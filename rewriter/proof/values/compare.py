@@ -30,7 +30,9 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import BODY, iter_nodes
 from rewriter.proof.certificate.expressions import listing, ordered
+from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
+from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claimed, Refusal
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
@@ -118,17 +120,18 @@ def compare(
     dims: Mapping[str, int] | None = None,
     longest: int | None = None,
     isolate: bool = False,
-    cases: Sequence[Case] = (),
 ) -> Certificate:
     """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
-    `cases` are inputs of `a` in place of generated ones; the other arguments are those of `rewriter.proof.prove.prove`.
+    The arguments are those of `rewriter.proof.prove.prove`.
     Raises UsageError where `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
-        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest, cases)
+        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest)
         found = pair.compared(isolate=isolate)
+        if pair.unable and not found.certified and pair.resized():
+            found = pair.compared(isolate=isolate)
         if pair.unable and not found.certified and identical(pair.a, pair.b, pair.names):
             found = Certificate(certified=True)
     except Unsupported as error:
@@ -156,16 +159,15 @@ class _Pair:
         claims: Mapping[Place, Claimed],
         limit: float,
         longest: int | None,
-        cases: Sequence[Case],
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
         self._most_rounds, self._settings = (_ROUNDS, SETTINGS[::2]) if large else (_MOST_ROUNDS, SETTINGS)
-        self._given = list(cases)
-        self.points = self._given or points(self._maker, self._settings, longest)  # those that A can be evaluated at
-        self._small = self._given[:1] or points(self._maker, _SMALL[: 1 + self._maker.branches], longest)
+        self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
+        self._small = points(self._maker, _SMALL[: 1 + self._maker.branches], longest)
+        self._sizes: Mapping[Kind, int] = {}
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
@@ -195,6 +197,19 @@ class _Pair:
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
+    def resized(self) -> bool:
+        """Whether A can be evaluated at sizes that it hides, such as those of its images; then take them."""
+
+        def refusals(cases: Sequence[Case]) -> list[str]:
+            return in_step([Fingerprints(self.a, Field(draw_prime(), b"sizes"), case.feeds) for case in cases])
+
+        found = SizeSearch(self._maker, refusals).found() if any(refusals(self.points)) else []
+        for sizes in found[:1]:
+            self._maker, self._sizes = self._maker.at(sizes), sizes
+            self.points = points(self._maker, self._settings[:2], self._most)
+            self._small, self.unable = points(self._maker, _SMALL[:1], self._most), False
+        return bool(found)
+
     def compared(self, *, isolate: bool) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
@@ -220,7 +235,10 @@ class _Pair:
             if self._refuted:
                 break
         why = Refusal(
-            original=self._refuted, reason=named or self._reason, refuted=bool(self._refuted), settled=bool(self._refuted)
+            original=self._refuted,
+            reason=named or self._reason,
+            refuted=bool(self._refuted),
+            settled=bool(self._refuted),
         )
         return Certificate(
             certified=False,
@@ -235,7 +253,7 @@ class _Pair:
 
     def _takes_more(self, reading: Reading) -> str:
         """Why B is no model of so few tokens as it says; empty where it fails at more."""
-        if self._most is None or self._most >= _LONGEST or self._given:
+        if self._most is None or self._most >= _LONGEST or self._sizes:
             return ""
         (further,) = points(self._maker, [(1, self._most + 1, 0)])
         tried = [[value.shape for value in each.feeds.values()] for each in (further, *self.points)]
@@ -247,9 +265,7 @@ class _Pair:
 
     def _drawn(self, number: int) -> list[Case]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
-        if self._given:
-            return self.points
-        maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32))
+        maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32), kinds=self._sizes)
         sizes = {each.name for each in self.points}
         drawn = points(maker, self._settings, self._most, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
