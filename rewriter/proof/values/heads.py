@@ -379,23 +379,28 @@ class _Layer:
     matrix: Array | None = None  # the weights by row, where they are laid out so
 
 
-def _layer(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> _Layer | None:
-    """A node as what an activation meets; None where it is none."""
-    place = _WEIGHTS.get(node.op_type)
-    if node.op_type in _MEETING and isinstance(values.get(node.input[0]), Value):
-        return _Layer(node.input[0], node.op_type)
-    if place is None or len(node.input) <= place:
-        return None
-    weight, data, attributes = values.get(node.input[place]), node.input[0], run.program.attributes(node)
-    if isinstance(weight, Value):  # such as the rows of a table that an input chooses
-        weight = weight.entries
-    if not isinstance(values.get(data), Value) or not isinstance(weight, np.ndarray) or attributes.get("transA"):
-        return None
-    while (maker := run.makers.get(data)) is not None and maker.op_type in _QUANTISERS:
-        data = maker.input[0]
-    if node.op_type not in _ROWS or weight.ndim < 2:
-        return _Layer(data, weight, 1 if node.op_type == "Conv" else -1)
-    return _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
+def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Iterator[_Layer]:
+    """A node as what an activation meets; of a product of two tensors, either may be the weights."""
+    kind, attributes = node.op_type, run.program.attributes(node)
+    if kind in _MEETING and isinstance(values.get(node.input[0]), Value):
+        yield _Layer(node.input[0], kind)
+    place = _WEIGHTS.get(kind)
+    if place is None or len(node.input) <= place or attributes.get("transA"):
+        return
+    for weights, operand in ((place, 0), (0, place))[: 1 + (kind == "MatMul")]:
+        weight, data = values.get(node.input[weights]), node.input[operand]
+        if isinstance(weight, Value):  # such as the rows of a table that an input chooses
+            weight = weight.entries
+        if not isinstance(values.get(data), Value) or not isinstance(weight, np.ndarray):
+            continue
+        while (maker := run.makers.get(data)) is not None and maker.op_type in _QUANTISERS:
+            data = maker.input[0]
+        if kind not in _ROWS or weight.ndim < 2:
+            yield _Layer(data, weight, 1 if kind == "Conv" else -1)
+        elif operand == 0:
+            yield _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
+        elif values[data].ndim > 1:
+            yield _Layer(data, weight, -2, np.swapaxes(weight, -1, -2))
 
 
 class _Reader(Kept):
@@ -417,10 +422,11 @@ class _Reader(Kept):
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate a node; in front of a linear layer, replace the activation in all that was computed of it."""
         _, before = self._evaluated.setdefault(id(environment), (environment, []))
-        layer = _layer(self, node, environment)
-        name = None if layer is None else self._activation(layer.data)
-        leaves = None if name is None else self._leaves(name)
-        if layer is not None and name is not None and leaves is not None:
+        for layer in _layers(self, node, environment):
+            name = self._activation(layer.data)
+            leaves = None if name is None else self._leaves(name)
+            if name is None or leaves is None:
+                continue
             try:
                 region = self._read(name, leaves, layer)
                 values = {leaf(place): self.values[each].entries for place, each in enumerate(leaves)}
@@ -561,23 +567,28 @@ def _multiplied(
 ) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
     """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
     for node in run.makers.values():
-        other = _layer(run, node, run.values)
-        if other is None or other.data not in run.values:
-            continue
-        shape, axis = run.values[other.data].shape, other.axis
-        if layer.matrix is not None and other.matrix is not None:
-            rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
-        else:
-            rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
-        if isinstance(layer.weight, str) and other.data != layer.data:
-            continue
-        for front, k in rows:
-            sizes = [1 if each == axis % len(shape) else size for each, size in enumerate(shape)]
-            spots = ([*spot] for spot in np.ndindex(*sizes) if _fits(shape, spot[:-1], front))
-            tried = sorted(spots, key=lambda each: _other_places(each, place, axis))[:_MOST_PLACES]
-            for spot in tried:
-                spot[axis] = k
-            yield other.data, iter(map(tuple, tried))
+        for other in _layers(run, node, run.values):
+            named = not isinstance(layer.weight, str) or other.data == layer.data
+            if other.data in run.values and other.axis == layer.axis and named:
+                yield from _places(run.values[other.data].shape, layer, other, n, place)
+
+
+def _places(
+    shape: tuple[int, ...], layer: _Layer, other: _Layer, n: int, place: Sequence[int]
+) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
+    """Those of one tensor, which has this shape."""
+    axis = other.axis
+    if layer.matrix is not None and other.matrix is not None:
+        rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
+    else:
+        rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
+    for front, k in rows:
+        sizes = [1 if each == axis % len(shape) else size for each, size in enumerate(shape)]
+        spots = ([*spot] for spot in np.ndindex(*sizes) if _fits(shape, spot[:-1], front))
+        tried = sorted(spots, key=lambda each: _other_places(each, place, axis))[:_MOST_PLACES]
+        for spot in tried:
+            spot[axis] = k
+        yield other.data, iter(map(tuple, tried))
 
 
 def _other_places(spot: Sequence[int], place: Sequence[int], axis: int) -> bool:
