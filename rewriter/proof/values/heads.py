@@ -631,12 +631,22 @@ def linear_leaf(region: Region) -> int | None:
 
 
 def _distance(region: Region, allowed: Allowed) -> Bound:
-    """A bound on the distance of both as functions of one leaf; of two, both must be linear in one."""
+    """A bound on the distance of both as functions of one leaf.
+
+    Of two leaves, both must be linear in one; or they are products of a function of each, which are bounded one by one.
+    """
     value = linear_leaf(region)
     if value is None and len(region.leaves) == MOST_LEAVES:
-        reason = "combines two tensors in a way that is not linear in one of them"
-        return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
-    values = {leaf(place): ONE if place == value else VARIABLE for place in range(len(region.leaves))}
+        ours, theirs = _factors(region.original), _factors(region.rewritten)
+        if ours is None or theirs is None:
+            reason = "combines two tensors in a way that is not linear in one of them"
+            return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
+        alone = [replace(region, leaves=(each,)) for each in region.leaves]
+        pairs = zip(alone, ours, theirs, strict=True)
+        found = [_distance(replace(each, original=one, rewritten=two), allowed) for each, one, two in pairs]
+        worst = max(found, key=lambda each: (not each.holds, each.bound))
+        return replace(worst, domain=min((x.domain for x in found if x.domain is not None), default=None))
+    values = {leaf(place): ONE if place == value else VARIABLE for place in range(MOST_LEAVES)}
     one, two = wide(region.original, values), wide(region.rewritten, values)
     # Without a claim, only heads are taken to be meant for some numbers alone: several exponentials share their weight.
     kinds = [part.operator for part in ordered(region.rewritten)]
@@ -645,3 +655,19 @@ def _distance(region: Region, allowed: Allowed) -> Bound:
     tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in domains)
     everywhere = next(tried)
     return everywhere if everywhere.holds else next((each for each in tried if each.holds), everywhere)
+
+
+def _factors(function: Expression) -> list[Expression] | None:
+    """A product as its factors that are functions of either leaf; None where it is none. Constants are with the last."""
+    made, pending = [ONE] * MOST_LEAVES, [function]
+    while pending:
+        part = pending.pop()
+        places = [place for place in range(MOST_LEAVES) if leaf(place) in ordered(part)]
+        if len(places) > 1 and part.operator != "*":
+            return None
+        if len(places) > 1:
+            pending += part.operands
+        else:
+            place = places[0] if places else MOST_LEAVES - 1
+            made[place] = mul(made[place], part)
+    return made
