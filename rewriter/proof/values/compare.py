@@ -504,6 +504,8 @@ class _Pair:
         fixed = next((n for n in known if n not in a[0].decided), None)
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
+        if self._one_way(a, b):
+            return f"'{self._one_way(a, b)}' compares values of inputs, which the first model does not, with one result"
         for ours, theirs in zip(a, b, strict=True):
             loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
             if loose and reading not in self._heads:
@@ -512,6 +514,16 @@ class _Pair:
             if loose:
                 return f"what masks the scores of '{loose[0]}' is not known to be far below the others"
         return ""
+
+    def _one_way(self, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
+        """A comparison of integers in B alone that always had the same result: other values may be rare."""
+        results: dict[str, set[bool]] = {}
+        for ours, theirs in zip(a, b, strict=True):
+            known = {key for key, _ in ours.choices.values()}
+            for name, (key, found) in theirs.choices.items():
+                if key not in known or name in results:
+                    results.setdefault(name, set()).update(found)
+        return next((name for name, found in results.items() if len(found) < len((True, False))), "")
 
     def _decided_otherwise(
         self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
