@@ -118,10 +118,10 @@ def test_one_wrong_entry_in_a_large_weight() -> None:
 @pytest.mark.parametrize(("first", "other", "found"), [(1e-7, 0, True), (2e-6, 0, False), (0, 1e-7, False)])
 def test_what_a_computes_of_constants(first: float, other: float, found: bool) -> None:
     """A sum of products in another order rounds by units of its terms: not of the largest entry of another row."""
-    rows = SQUARE * np.float32([[1], [1], [1], [1e-4]])
+    rows = SQUARE * np.array([[1], [1], [1], [1e-4]], np.float32)
     computed = rows @ SQUARE
     y = computed.copy()
-    y[[0, 3], 0] += np.float32([first, other]) * np.abs(computed).max()
+    y[[0, 3], 0] += np.array([first, other], np.float32) * np.abs(computed).max()
     a = program("merged = MatMul(rows, square) out = MatMul(x, merged)", rows=rows, square=SQUARE)
     result = folded(a, reading(y), {"merged": computed})
     assert (set(result) == {"folded"}) == found
