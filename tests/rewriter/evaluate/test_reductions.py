@@ -13,16 +13,12 @@ from tests.rewriter.evaluate.single import (
     drawn,
     in_field,
     in_floats,
+    ints,
     name_of,
     settings,
     single,
     text_model,
 )
-
-
-def ints(*each: Any) -> np.ndarray:
-    return np.array(each, np.int64)
-
 
 MICROSOFT = {"domain": "com.microsoft", "without": "onnx"}
 IDS, KINDS = np.array([[1, 4, 0], [2, 2, 3]], np.int32), np.array([[0, 1, 1], [1, 0, 0]], np.int32)
