@@ -143,14 +143,6 @@ LAWS = {  # beside the definitions of `test_defined_rows.py`
         " y = Pow(e, minus)",
     ),
     "SimplifiedLayerNormalization": ("y = SimplifiedLayerNormalization(x, w)", "y = RMSNormalization(x, w)"),
-    "SkipLayerNormalization": (
-        "y = com.microsoft.SkipLayerNormalization <epsilon = 1e-5> (x, x, w, b, w)",
-        "s = Add(x, x) t = Add(s, w) y = LayerNormalization(t, w, b)",
-    ),
-    "SkipLayerNormalization, its sum": (
-        "a, c, d, y = com.microsoft.SkipLayerNormalization(x, x, w, b, w)",
-        "s = Add(x, x) y = Add(s, w)",
-    ),
     "BatchNormalization": (
         "p = Mul(b, b) y = BatchNormalization(x, w, b, w, p)",
         "p = Mul(b, b) d = Sub(x, w) e = Add(p, eps) r = Sqrt(e) n = Div(d, r) s = Mul(n, w) y = Add(s, b)",

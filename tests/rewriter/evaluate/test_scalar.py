@@ -4,11 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
-from rewriter.evaluate.arithmetic import Unsupported
-from rewriter.evaluate.scalar import activated
-from rewriter.evaluate.table import Call
 from tests.rewriter.evaluate.single import (
     assert_as_others,
     assert_equal_in_both,
@@ -139,7 +135,6 @@ LAWS = {  # beside the definitions of `test_defined_rows.py`
         "y = com.microsoft.FastGelu(x)",
         "c = Mul(x, x) d = Mul(c, k) e = Add(d, one) f = Mul(x, e) g = Mul(f, twice) h = Sigmoid(g) y = Mul(x, h)",
     ),
-    "BiasGelu": ("y = com.microsoft.BiasGelu(x, w)", "a = Add(x, w) y = Gelu(a)"),
     "QuickGelu": ("y = com.microsoft.QuickGelu(x)", "a = Mul(x, quick) b = Sigmoid(a) y = Mul(x, b)"),
     "HardSwish by Clip": (
         "y = HardSwish(x)",
@@ -208,31 +203,3 @@ def test_other_functions_differ(one: str, other: str) -> None:
     feeds = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32), "w": np.zeros(4, np.float32)}
     left, right = (in_field(law(each), feeds, snaps=True)[0] for each in (one, other))
     assert (left != right).any()
-
-
-@pytest.mark.parametrize(
-    ("given", "operator", "attributes"),
-    [
-        ({"activation": b"Relu"}, "Relu", {}),
-        ({"activation": b"LeakyRelu", "activation_alpha": 0.5}, "LeakyRelu", {"alpha": 0.5}),
-        ({"activation": b"HardSigmoid", "activation_params": [0.5, 0.25]}, "HardSigmoid", {"alpha": 0.5, "beta": 0.25}),
-        ({"activation": b"Clip", "activation_params": [-1.0, 1.0]}, "Clip", {"min": -1.0, "max": 1.0}),
-        ({}, "Identity", {}),
-        ({"activation": b"Shape"}, "", {}),
-    ],
-)
-def test_activations_of_fused_operators(given: dict[str, Any], operator: str, attributes: dict[str, Any]) -> None:
-    from rewriter.evaluate.arithmetic import Floats, Value
-    from rewriter.evaluate.evaluator import Evaluator, Program
-    from rewriter.files.load import load_model
-
-    x = np.linspace(-3, 3, 8)
-    node = helper.make_node("FusedGemm", [], [])
-    evaluator = Evaluator(Program(load_model(single("Relu", [x])[0])), Floats(), {})
-    call = Call(node, "FusedGemm", given, evaluator)
-    if not operator:
-        with pytest.raises(Unsupported, match="activation Shape"):
-            activated(call, Value(x))
-        return
-    right = in_floats(*single(operator, [x], attributes=attributes, opset=6))[0]
-    np.testing.assert_array_equal(activated(call, Value(x)).entries, right)

@@ -51,13 +51,10 @@ def each_pair() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("stem", "form"), list(each_pair()))
-def test_every_form_of_every_activation_is_proved(stem: str, form: str) -> None:
+def test_every_form_of_every_activation_is_proved_and_what_onnxruntime_makes_of_it(
+    stem: str, form: str, tmp_path: Path
+) -> None:
     assert proved(original(stem), rewritten(stem, form))
-
-
-@pytest.mark.parametrize("stem", [pytest.param(each, marks=() if each == "gated-decoder" else slow) for each in STEMS])
-@pytest.mark.parametrize("form", [pytest.param(each, marks=() if each == "local" else slow) for each in FORMS])
-def test_what_onnxruntime_makes_of_a_form_is_proved(stem: str, form: str, tmp_path: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
@@ -71,8 +68,9 @@ def test_what_onnxruntime_makes_of_a_form_is_proved(stem: str, form: str, tmp_pa
         ("relu-decoder", "loop"),
         *(
             pytest.param("gated-decoder", each, marks=slow)
-            for each in ("int4-nbits", "int8-dynamic", "int8-weights", "fp16-all", "if-own", "function-own")
+            for each in ("int4-nbits", "int8-dynamic", "int8-weights", "fp16-all", "function-own")
         ),
+        pytest.param("gated-decoder", "if-own", marks=[slow, pytest.mark.xfail(reason="open: refused", strict=True)]),
     ],
 )
 def test_weights_that_others_store_and_bodies(stem: str, variant: str, tmp_path: Path) -> None:
