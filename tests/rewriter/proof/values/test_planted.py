@@ -323,8 +323,8 @@ def with_sizes(p: Planted) -> None:
 PLANTED: Mapping[str, Mapping[str, str]] = {
     "masked": BOTH | POSITIONS["masked"], "maskless": BOTH | POSITIONS["maskless"], "compact": COMPACT,
 }  # fmt: skip
-SIZES = {"z is larger where there are 41 tokens"}
-"""The same at the sizes tried, as their certificate says."""
+SIZES = {"z is larger where there are 41 tokens", "positions of the last sequences"}
+"""The same at the sizes tried, as their certificate says; the second fails to run for more than two sequences."""
 OFTEN = range(0, 100, 8)
 """Errors in maskless and compact heads that are planted by default."""
 
