@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
+from rewriter.files.load import load_model
+from rewriter.ort.optimised import write_optimised
 from tests.rewriter.evaluate import single
 from tests.rewriter.evaluate.judged import MICROSOFT, Case, assert_judged, assert_same_in_field, dyadic, written
 
@@ -172,10 +173,6 @@ def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:
     for place, weight in list(enumerate(data))[1:]:
         model.graph.initializer.append(onnx.numpy_helper.from_array(weight, f"x{place}"))
     del model.graph.input[1:]
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "blocks.onnx")
-    options.log_severity_level = 4
-    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    blocks = onnx.load(tmp_path / "blocks.onnx")
+    blocks = onnx.load(write_optimised(load_model(model), "all", tmp_path))
     assert "com.microsoft.nchwc" in {node.domain for node in blocks.graph.node}
     np.testing.assert_array_equal(single.in_field(blocks, feeds)[0], single.in_field(model, feeds)[0])

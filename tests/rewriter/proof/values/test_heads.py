@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -17,6 +16,7 @@ from rewriter import certify, rewrite
 from rewriter.evaluate.arithmetic import Field, draw_prime
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
+from rewriter.ort.optimised import write_optimised
 from rewriter.proof.certificate.expressions import leaf
 from rewriter.proof.values.walk import Kept, Walk, in_field
 from tests.committed import FOLDER
@@ -55,11 +55,8 @@ def test_every_form_of_every_activation_is_proved_and_what_onnxruntime_makes_of_
     stem: str, form: str, tmp_path: Path
 ) -> None:
     assert proved(original(stem), rewritten(stem, form))
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    onnxruntime.InferenceSession(rewritten(stem, form).SerializeToString(), options, providers=["CPUExecutionProvider"])
-    assert proved(original(stem), onnx.load(tmp_path / "optimised.onnx"))
+    optimised = write_optimised(load_model(rewritten(stem, form)), "extended", tmp_path)
+    assert proved(original(stem), onnx.load(optimised))
 
 
 @pytest.mark.parametrize(
