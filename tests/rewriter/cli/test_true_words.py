@@ -137,7 +137,7 @@ def test_bounds_are_proved_where_they_are_stated(monkeypatch: pytest.MonkeyPatch
         ["a.onnx", "-o", "b.onnx", "--certificate", "c.json", "-q"],
         ["certify", "a.onnx", "b.onnx", "--check", "c.json"],
     ):
-        bounds.prove.cache_clear()
+        bounds.bound.cache_clear()
         assert run(command) == 0
         assert len(searched) == 1, command
         searched.clear()
