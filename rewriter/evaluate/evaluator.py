@@ -30,7 +30,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import attributes, constant_of, key_of, label, needed, opsets, overridable_in
-from rewriter.graph.walk import iter_nodes, reads, subgraphs
+from rewriter.graph.walk import iter_nodes, reads, subgraphs, with_distinct_names
 from rewriter.text import one_line
 
 _OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training")
@@ -86,7 +86,8 @@ class Program:
         """Raises Unsupported where local functions cannot be inlined."""
         self._model = model
         try:
-            self.proto = _with_definitions(inlined(model.proto) if model.proto.functions else model.proto)
+            alone = inlined(model.proto) if model.proto.functions else model.proto
+            self.proto = with_distinct_names(_with_definitions(alone))
         except (RuntimeError, onnx.checker.ValidationError) as error:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
         self.graph = self.proto.graph
@@ -137,6 +138,9 @@ class Program:
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
         """The nodes of a graph, each with the tensors that nothing behind it reads."""
         return self._once(_nodes, graph)
+
+
+_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 
 def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
@@ -191,6 +195,7 @@ class Evaluator:
         self._depth = 0  # of bodies
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
+        self.choices: dict[str, tuple[int, frozenset[bool]]] = {}  # by comparison of integers that inputs decide
         self.fixed: set[str] = set()  # tensors that are made of constants alone, the same at every size
         # Tables of which this size may read only a part, by content: name and shape.
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
@@ -304,9 +309,17 @@ class Evaluator:
                 operands = [self._entered(each) if name in self.decided else each for name, each in pairs]
                 depends = any(isinstance(each, Value) for each in operands)
         if not depends and not (call.decided and self.takes_rows(call, operands)):
-            return self._plain(call, operands)
+            made = self._plain(call, operands)
+            if call.decided and kind in _COMPARISONS:
+                self._note_choice(node.output[0], *operands, made)
+            return made
         found = row(domain, kind)
         return self._opaque(call, operands) if found is None else found(call, *operands)
+
+    def _note_choice(self, name: str, x: Array, y: Array, made: Array) -> None:
+        """Note what integers that inputs decide were compared, up to the side, and which results there were."""
+        apart = np.unique(np.abs(np.subtract(x, y, dtype=np.float64)))
+        self.choices[name] = hash(apart.tobytes()), frozenset(np.unique(made).tolist())
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as a function of which nothing is known but its operator and operands.

@@ -6,7 +6,9 @@ checking, changing and saving share it, so that no tensor is checked by one and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from copy import deepcopy
+from itertools import chain, count
 from typing import TypeAlias
 
 import onnx
@@ -14,6 +16,9 @@ import onnx
 from rewriter.errors import ModelError
 
 MAX_DEPTH = 30  # maximum nesting of subgraphs. Protobuf itself stops at 100 nested messages, three per subgraph
+
+BODY = "#"
+"""In front of the number of the body that a tensor is of, where several have one of its name."""
 
 Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
 
@@ -43,6 +48,33 @@ def own_names(graph: onnx.GraphProto) -> set[str]:
     sparse = (each.values for each in graph.sparse_initializer)
     names = {entry.name for entry in (*graph.input, *graph.initializer, *sparse)}
     return names.union(*(node.output for node in graph.node)) - {""}
+
+
+def with_distinct_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, or a copy in which no two graphs define tensors of one name, as the branches of an If may."""
+    names = [name for graph in all_graphs(model.graph) for name in own_names(graph)]
+    if len({*names}) == len(names):
+        return model
+    made = deepcopy(model)
+    _distinguish(made.graph, set(), {})
+    return made
+
+
+def _distinguish(graph: onnx.GraphProto, taken: set[str], names: Mapping[str, str]) -> None:
+    """Rename what graphs before this one define too; `names` says what the tensors around it are called now."""
+    own = dict[str, str]()
+    for name in own_names(graph):
+        own[name] = next(each for each in chain((name,), (f"{name}{BODY}{k}" for k in count(2))) if each not in taken)
+        taken.add(own[name])
+    names = {**names, **own}
+    sparse = (each.values for each in graph.sparse_initializer)
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        for places in (node.input, node.output):
+            places[:] = [names.get(name, name) for name in places]
+        for _, body in subgraphs(node):
+            _distinguish(body, taken, names)
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:

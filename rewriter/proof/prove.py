@@ -7,7 +7,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name, type_of
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes, iter_tensors
-from rewriter.proof.inputs.cases import Case
 from rewriter.proof.records import UNCLAIMED, Certificate, Claim, Claimed, Refusal
 from rewriter.proof.values.compare import compare
 
@@ -42,16 +41,12 @@ def prove(
     dims: Mapping[str, int] | None = None,  # sizes of symbolic dimensions, where they are not free
     longest: int | None = None,  # the longest sequence that the rewritten model takes; None for any
     isolate: bool = False,  # distinguish several differences of small models
-    accepted: Callable[[], Sequence[Case]] | None = None,  # inputs, for where `original` takes none that are generated
 ) -> Certificate:
     """Prove that `rewritten`, with further outputs perhaps, computes those of `original`, or say where it does not."""
     further: dict[str, Any] = {"limit": limit, "dims": dims, "longest": longest, "isolate": isolate}
     further |= {"claims": claims or {}, "names": names}
     try:
         values = compare(original, rewritten, **further)
-        if values.unable and accepted is not None:
-            further["cases"] = accepted()
-            values = compare(original, rewritten, **further) if further["cases"] else values
         if not (values.certified or values.refuted):
             values = _by_parts(original, rewritten, values, further)
     except UsageError as error:  # no inputs can be generated, as the run will say too

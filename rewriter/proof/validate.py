@@ -9,7 +9,6 @@ rule of `rewriter.proof.rule`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import onnx
 
-from rewriter.errors import UsageError, ValidationError
+from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
@@ -168,7 +167,7 @@ class Judge:
         held, dims = {**self.held, **{each.place: each.held for each in self.claims}}, self.settings.dims
         further: dict[str, Any] = {"claims": held, "blocks": self.claims, "dims": dims}
         further |= {"longest": self.longest, "isolate": self.isolate}
-        found = prove(self.original, self.rewritten, names=self.names, accepted=self._accepted, **further)
+        found = prove(self.original, self.rewritten, names=self.names, **further)
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
             second = prove(self._named, self.rewritten, **further)
@@ -178,14 +177,6 @@ class Judge:
             else:
                 found = second
         return found
-
-    def _accepted(self) -> Sequence[Case]:
-        """Inputs of the sizes that the original takes, of which it may hide how few they are."""
-        with suppress(ValidationError, UsageError):
-            ways, side = [Way("cpu", optimise=False)], Side.of(self.original)
-            if self.run:
-                return run_accepted(side, ways, self.settings, most=self.longest, by_blocks=self._by_blocks).cases
-        return ()
 
     def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
         providers, claims = self.settings.providers, self.claims

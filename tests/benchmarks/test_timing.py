@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.timing import measure, ratio, rounds, started, take
 from rewriter.errors import ValidationError
+from tests.counting import Clock
 from tests.textmodels import SILU, mlp
 
 X = np.ones((1, 3, 4), np.float32)
@@ -29,24 +30,11 @@ def test_ratio_is_taken_within_rounds() -> None:
     assert (drifting.of_medians, drifting.paired, drifting.low, drifting.of_fastest) == (3.0, 3.0, 2.0, 1.0)
 
 
-class Clock:
-    """Time that passes only in runs, a second each."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def run(self, _feeds: Any) -> None:
-        self.now += 1.0
-
-
 @pytest.mark.parametrize(("seconds", "runs"), [(3.0, 3), (0.5, 1), (0.0, 1)])
 def test_a_turn_goes_on_until_its_time_is_up(seconds: float, runs: int) -> None:
     clock: Any = Clock()
     assert take(clock, {}, seconds, clock) == 1.0
-    assert clock.now == runs
+    assert clock.now == 1000.0 + runs
 
 
 def test_runs_at_the_start_of_a_turn_do_not_count() -> None:

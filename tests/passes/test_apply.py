@@ -15,7 +15,6 @@ from tests.attention import Array
 from tests.cases import planned, run
 from tests.changes import copied, graphs, set_nodes
 from tests.errors import EMITTED, RATIO, Feeds, accurate, apart, correct, error_ratio, feeds_of
-from tests.oracle import evaluate
 from tests.textmodels import ELEMENTS, ERF_GELU, FIRST, SILU, mlp, text_model
 
 DOMAIN = "attnonly"
@@ -38,9 +37,6 @@ PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("glu", GLU, {"first": GLU_FIRST, "opset": 13}),
 )
 """One block for every kind of head program: name, text, options of `mlp`."""
-
-RATIOS = {ERF_GELU.replace("$0.5", "$1.0"): 3.5, GLU: 4.5}
-"""Measured: 1.8; 2.3, since onnxruntime computes a Sigmoid in fewer roundings than Neg, Exp, Add and Div take."""
 
 VALUE: Mapping[str, Mapping[str, Any]] = {GLU: {"value": "u"}}
 
@@ -82,14 +78,6 @@ def test_only_attention_is_left_of_a_block(text: str, options: dict[str, Any], i
     calls = [node for node in result.graph.node if node.domain == DOMAIN]
     assert [len(calls), len(result.functions)] == ([0, 0] if inline else [1, 1])
     assert "Exp" in {node.op_type for node in all_nodes(result)}
-
-
-@BOTH_WAYS
-@EACH_PROGRAM
-def test_heads_compute_the_activation(text: str, options: dict[str, Any], inline: bool) -> None:
-    model = mlp(text, **options)
-    same(model, {"inline": inline}, ratio=RATIOS.get(text, RATIO), **VALUE.get(text, {}))
-    assert np.std(evaluate(model, feeds_of(model))["out"]) > 1.0
 
 
 @EACH_PROGRAM

@@ -12,8 +12,7 @@ import pytest
 from rewriter import rewrite
 from tests.cases import planned, proved
 from tests.conftest import slow
-from tests.errors import correct
-from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, all_nodes, declared, same
+from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, declared, same
 from tests.spellings import FIRSTS, OPERATORS, SPELLINGS
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, values
 
@@ -34,7 +33,7 @@ def _spellings() -> Iterator[Any]:
         if label not in UNFITTED:
             yield pytest.param(text, {}, id=name)
     for name, label, text, options in OPERATORS:
-        if label not in UNFITTED and options.get("opset", 17) < 24:  # onnxruntime 1.31 has no Swish
+        if label not in UNFITTED and options.get("opset", 17) < 24:  # Swish: `test_definitions.py`
             yield pytest.param(text, options, id=f"operator-{name}")
     for name, first, _, options in FIRSTS:
         yield pytest.param(SILU, {**options, "first": first}, id=f"first-{name}")
@@ -46,14 +45,6 @@ EACH_SPELLING = pytest.mark.parametrize(("text", "options"), tuple(_spellings())
 @EACH_SPELLING
 def test_every_spelling_stays_the_same(text: str, options: dict[str, Any]) -> None:
     same(mlp(text, **options))
-
-
-@pytest.mark.parametrize("text", [text for _, _, text, options in OPERATORS if options.get("opset", 17) >= 24])
-def test_operators_that_onnxruntime_does_not_have(text: str) -> None:
-    model = mlp(text, opset=24, ir=10)
-    result = correct(model, planned(model))
-    assert "Swish" not in {node.op_type for node in all_nodes(result)}
-    onnx.checker.check_model(result, full_check=True)
 
 
 @EACH_PROGRAM

@@ -38,7 +38,10 @@ class SabotageError(AssertionError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one run ended; `status` is None after a crash, `left` are files that it left, `saved` is its last model."""
+    """How one run ended; `status` is None after a crash, `left` are files that it left, `saved` is its last model.
+
+    `certified`: the certificate holds, whatever a run found.
+    """
 
     status: ExitStatus | None
     left: tuple[str, ...]
@@ -46,6 +49,7 @@ class Attempt:
     planned: tuple[str, ...]
     saved: bytes | None
     seconds: float
+    certified: bool = False
 
     @property
     def passed(self) -> bool:
@@ -86,6 +90,7 @@ def _run(model: Path, out: Path, options: Mapping[str, Any]) -> Attempt:
     begin = time.perf_counter()
     status: ExitStatus | None = None
     messages: tuple[str, ...] = ()
+    certified = False
     try:
         report = rewriter.rewrite(model, out, **options)
     except SabotageError:
@@ -97,7 +102,8 @@ def _run(model: Path, out: Path, options: Mapping[str, Any]) -> Attempt:
     else:
         status = report.exit_status
         messages = report.problems
-    return Attempt(status, (), messages, (), None, time.perf_counter() - begin)
+        certified = report.proof is not None and report.proof.certified
+    return Attempt(status, (), messages, (), None, time.perf_counter() - begin, certified)
 
 
 @contextmanager

@@ -43,6 +43,8 @@ class Trial:
             return f"ended with {outcome.status!r}"
         if sabotage.expect is Expect.BLOCK and not (self.block and outcome.names(self.block)):
             return f"no message names {self.block}"
+        if sabotage.expect is Expect.BLOCK and outcome.certified and not sabotage.honest:
+            return "the certificate holds"
         if sabotage.words and not any(word in message for word in sabotage.words for message in outcome.messages):
             return f"no message says {' or '.join(sabotage.words)}"
         return ""

@@ -85,7 +85,7 @@ def run_accepted(
         reasons = dict(each.split(": ", 1) for each in run(named, ways[:1], wide=False).skipped)
         return [reasons.get(case.name, "") for case in named]
 
-    for sizes in _SizeSearch(maker, refusals).found():
+    for sizes in SizeSearch(maker, refusals).found():
         accepted |= {case.name: case for case in make_cases(side.model.proto, kinds=sizes, **making)}
     if not accepted:
         raise ValidationError(
@@ -124,10 +124,11 @@ def _encoder(decoder: Path, texts: Texts) -> States | None:
 Point = tuple[int, ...]  # the size of each group of kinds of dimensions
 
 
-class _SizeSearch:
+class SizeSearch:
     """Searches for accepted sizes, with one row and without a past."""
 
     def __init__(self, maker: Maker, refusals: Refusals) -> None:
+        """`refusals` says why the model refuses each of some cases."""
         self._maker, self._refusals = maker, refusals
         sides = tuple(kind for kind in _SIDES if kind in maker.free)
         single = maker.free - {Kind.PAST, Kind.TOTAL, *sides}

@@ -14,6 +14,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,9 +28,11 @@ from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
-from rewriter.graph.walk import iter_nodes
+from rewriter.graph.walk import BODY, iter_nodes
 from rewriter.proof.certificate.expressions import listing, ordered
+from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
+from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claimed, Refusal
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
@@ -50,8 +53,8 @@ from rewriter.proof.values.walk import wide
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
-_SMALL: Setting = (1, 3, 2)
-"""The size at which heads are read."""
+_SMALL = ((1, 3, 2), (1, 3, 0))
+"""The size at which heads are read; and without a past, for models with a branch for that."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS = 2
@@ -62,6 +65,8 @@ _LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul",
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _COARSE = 0.1, 1e-3
 """The share of an output's norm that float64 may be off by, and the bound of an activation that may allow more."""
+_DRAWS = 4
+"""How often real inputs of a small model are drawn."""
 _LOWEST = -(2.0**90)
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
@@ -117,17 +122,18 @@ def compare(
     dims: Mapping[str, int] | None = None,
     longest: int | None = None,
     isolate: bool = False,
-    cases: Sequence[Case] = (),
 ) -> Certificate:
     """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
-    `cases` are inputs of `a` in place of generated ones; the other arguments are those of `rewriter.proof.prove.prove`.
+    The arguments are those of `rewriter.proof.prove.prove`.
     Raises UsageError where `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
-        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest, cases)
+        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest)
         found = pair.compared(isolate=isolate)
+        if pair.unable and not found.certified and pair.resized():
+            found = pair.compared(isolate=isolate)
         if pair.unable and not found.certified and identical(pair.a, pair.b, pair.names):
             found = Certificate(certified=True)
     except Unsupported as error:
@@ -155,20 +161,20 @@ class _Pair:
         claims: Mapping[Place, Claimed],
         limit: float,
         longest: int | None,
-        cases: Sequence[Case],
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
         self._most_rounds, self._settings = (_ROUNDS, SETTINGS[::2]) if large else (_MOST_ROUNDS, SETTINGS)
-        self._given = list(cases)
-        self.points = self._given or points(self._maker, self._settings, longest)  # those that A can be evaluated at
-        (self._small,) = self._given[:1] or points(self._maker, [_SMALL], longest)
+        self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
+        self._small = points(self._maker, _SMALL[: 1 + self._maker.branches], longest)
+        self._sizes: Mapping[Kind, int] = {}
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
-        self._claims, self._limit = claims, limit
+        self._claims = {name: claim for (_, name), claim in sorted(claims.items(), key=lambda each: -each[1].limit)}
+        self._limit = limit
         self._types = {view.path: view for view in all_views(self.a.proto)}[()]
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
@@ -193,6 +199,19 @@ class _Pair:
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
+    def resized(self) -> bool:
+        """Whether A can be evaluated at sizes that it hides, such as those of its images; then take them."""
+
+        def refusals(cases: Sequence[Case]) -> list[str]:
+            return in_step([Fingerprints(self.a, Field(draw_prime(), b"sizes"), case.feeds) for case in cases])
+
+        found = SizeSearch(self._maker, refusals).found() if any(refusals(self.points)) else []
+        for sizes in found[:1]:
+            self._maker, self._sizes = self._maker.at(sizes), sizes
+            self.points = points(self._maker, self._settings[:2], self._most)
+            self._small, self.unable = points(self._maker, _SMALL[:1], self._most), False
+        return bool(found)
+
     def compared(self, *, isolate: bool) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
@@ -212,13 +231,17 @@ class _Pair:
                 far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
                 if not far:
                     return self._equal(reading, rounds, regions)
-                self._reason = far
-            elif not more or (self._reason == _COIN and self._bounded(reading) is None):
+                named = far
+                break
+            if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
             if self._refuted:
                 break
         why = Refusal(
-            original=self._refuted, reason=named or self._reason, refuted=bool(self._refuted), settled=bool(self._refuted)
+            original=self._refuted,
+            reason=named or self._reason,
+            refuted=bool(self._refuted),
+            settled=bool(self._refuted),
         )
         return Certificate(
             certified=False,
@@ -233,7 +256,7 @@ class _Pair:
 
     def _takes_more(self, reading: Reading) -> str:
         """Why B is no model of so few tokens as it says; empty where it fails at more."""
-        if self._most is None or self._most >= _LONGEST or self._given:
+        if self._most is None or self._most >= _LONGEST or self._sizes:
             return ""
         (further,) = points(self._maker, [(1, self._most + 1, 0)])
         tried = [[value.shape for value in each.feeds.values()] for each in (further, *self.points)]
@@ -245,9 +268,7 @@ class _Pair:
 
     def _drawn(self, number: int) -> list[Case]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
-        if self._given:
-            return self.points
-        maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32))
+        maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32), kinds=self._sizes)
         sizes = {each.name for each in self.points}
         drawn = points(maker, self._settings, self._most, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
@@ -335,7 +356,8 @@ class _Pair:
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
-        for case in self.points if self._most_rounds > _ROUNDS else self.points[:1]:
+        large = self._most_rounds == _ROUNDS
+        for case in self.points[:1] if large else (case for number in range(_DRAWS) for case in self._drawn(number)):
             try:
                 ours = Evaluator(self.a, Floats(), case.feeds).run()
                 theirs = Evaluator(self.b, Floats(), self._renamed(case)).run()
@@ -355,12 +377,13 @@ class _Pair:
         def make() -> Field:
             return reading.field(prime, key)
 
-        feeds = self._small.feeds, self._renamed(self._small)
-        try:
-            self._heads[reading] = proposals(self.a, self.b, make, feeds, in_reals=reading.in_reals)
-        except Unsupported:
-            self._heads[reading] = Regions()
-        return bool(self._heads[reading].regions)
+        found = Regions()
+        for case in self._small:
+            feeds = case.feeds, self._renamed(case)
+            with suppress(Unsupported):
+                found = found.joined(proposals(self.a, self.b, make, feeds, in_reals=reading.in_reals))
+        self._heads[reading] = found
+        return bool(found.regions)
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
         """The activations that became heads, with their bounds; None where one is further off than is allowed."""
@@ -389,7 +412,7 @@ class _Pair:
         return self._types.type_of(name).elem_type or onnx.TensorProto.FLOAT
 
     def _allowed(self, region: Region) -> Allowed:
-        claim = self._claims.get(((), region.output))
+        claim = self._claims.get(region.output.partition(BODY)[0])
         return allowance(claim, self._elem_type(region.output), self._elem_type(region.leaves[0]), self._limit)
 
     def _certified(self, region: Region) -> CertifiedRegion:
@@ -485,6 +508,8 @@ class _Pair:
         fixed = next((n for n in known if n not in a[0].decided), None)
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
+        if self._one_way(a, b):
+            return f"'{self._one_way(a, b)}' compares values of inputs, which the first model does not, with one result"
         for ours, theirs in zip(a, b, strict=True):
             loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
             if loose and reading not in self._heads:
@@ -493,6 +518,16 @@ class _Pair:
             if loose:
                 return f"what masks the scores of '{loose[0]}' is not known to be far below the others"
         return ""
+
+    def _one_way(self, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
+        """A comparison of integers in B alone that always had the same result: other values may be rare."""
+        results: dict[str, set[bool]] = {}
+        for ours, theirs in zip(a, b, strict=True):
+            known = {key for key, _ in ours.choices.values()}
+            for name, (key, found) in theirs.choices.items():
+                if key not in known or name in results:
+                    results.setdefault(name, set()).update(found)
+        return next((name for name, found in results.items() if len(found) < len((True, False))), "")
 
     def _decided_otherwise(
         self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]

@@ -128,8 +128,28 @@ class Regions:
     failures: Mapping[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
     forgotten: tuple[str, ...] = ()  # softmaxes whose scores may be larger than the number that masks
     far: frozenset[str] = frozenset()  # those masked only by numbers that A masks with, or that are below every score
+    near: frozenset[str] = frozenset()  # those masked by other numbers too
     inside: frozenset[str] = frozenset()  # tensors of B that entries were followed through
     cones: frozenset[str] = frozenset()  # tensors of A between the leaves of regions and their outputs
+
+    def joined(self, other: Regions) -> Regions:
+        """What was proposed at either of two sizes."""
+        masks = {
+            name: one.union(two) if one and two else frozenset[Fraction]()
+            for name in self.masks.keys() | other.masks.keys()
+            for one, two in [(self.masks.get(name, other.masks.get(name)), other.masks.get(name, self.masks.get(name)))]
+        }
+        regions = {**other.regions, **self.regions}
+        return Regions(
+            regions,
+            masks,
+            {name: text for name, text in {**other.failures, **self.failures}.items() if name not in regions},
+            self.forgotten + other.forgotten,
+            (self.far | other.far) - self.near - other.near,
+            self.near | other.near,
+            self.inside | other.inside,
+            self.cones | other.cones,
+        )
 
     def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
@@ -265,14 +285,12 @@ def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
             if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
                 forgotten.append(name)
     known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
-    far = frozenset(
-        name
-        for name in _masked_softmaxes(theirs)
-        if all(number <= _FARTHEST or number in known for number in _mask_numbers(theirs, name))
-    )
+    numbers_of = {name: _mask_numbers(theirs, name) for name in _masked_softmaxes(theirs)}
+    far = frozenset(n for n, all_of in numbers_of.items() if all(x <= _FARTHEST or x in known for x in all_of))
+    near = frozenset(numbers_of.keys() - far)
     inside = frozenset(reader.inside)
     cones = frozenset(name for each in regions.values() for name in _between(reader, each.output, each.leaves))
-    return Regions(regions, masks, reader.failures, tuple(forgotten), far, inside, cones)
+    return Regions(regions, masks, reader.failures, tuple(forgotten), far, near, inside, cones)
 
 
 def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
@@ -361,23 +379,28 @@ class _Layer:
     matrix: Array | None = None  # the weights by row, where they are laid out so
 
 
-def _layer(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> _Layer | None:
-    """A node as what an activation meets; None where it is none."""
-    place = _WEIGHTS.get(node.op_type)
-    if node.op_type in _MEETING and isinstance(values.get(node.input[0]), Value):
-        return _Layer(node.input[0], node.op_type)
-    if place is None or len(node.input) <= place:
-        return None
-    weight, data, attributes = values.get(node.input[place]), node.input[0], run.program.attributes(node)
-    if isinstance(weight, Value):  # such as the rows of a table that an input chooses
-        weight = weight.entries
-    if not isinstance(values.get(data), Value) or not isinstance(weight, np.ndarray) or attributes.get("transA"):
-        return None
-    while (maker := run.makers.get(data)) is not None and maker.op_type in _QUANTISERS:
-        data = maker.input[0]
-    if node.op_type not in _ROWS or weight.ndim < 2:
-        return _Layer(data, weight, 1 if node.op_type == "Conv" else -1)
-    return _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
+def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Iterator[_Layer]:
+    """A node as what an activation meets; of a product of two tensors, either may be the weights."""
+    kind, attributes = node.op_type, run.program.attributes(node)
+    if kind in _MEETING and isinstance(values.get(node.input[0]), Value):
+        yield _Layer(node.input[0], kind)
+    place = _WEIGHTS.get(kind)
+    if place is None or len(node.input) <= place or attributes.get("transA"):
+        return
+    for weights, operand in ((place, 0), (0, place))[: 1 + (kind == "MatMul")]:
+        weight, data = values.get(node.input[weights]), node.input[operand]
+        if isinstance(weight, Value):  # such as the rows of a table that an input chooses
+            weight = weight.entries
+        if not isinstance(values.get(data), Value) or not isinstance(weight, np.ndarray):
+            continue
+        while (maker := run.makers.get(data)) is not None and maker.op_type in _QUANTISERS:
+            data = maker.input[0]
+        if kind not in _ROWS or weight.ndim < 2:
+            yield _Layer(data, weight, 1 if kind == "Conv" else -1)
+        elif operand == 0:
+            yield _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
+        elif values[data].ndim > 1:
+            yield _Layer(data, weight, -2, np.swapaxes(weight, -1, -2))
 
 
 class _Reader(Kept):
@@ -399,10 +422,11 @@ class _Reader(Kept):
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate a node; in front of a linear layer, replace the activation in all that was computed of it."""
         _, before = self._evaluated.setdefault(id(environment), (environment, []))
-        layer = _layer(self, node, environment)
-        name = None if layer is None else self._activation(layer.data)
-        leaves = None if name is None else self._leaves(name)
-        if layer is not None and name is not None and leaves is not None:
+        for layer in _layers(self, node, environment):
+            name = self._activation(layer.data)
+            leaves = None if name is None else self._leaves(name)
+            if name is None or leaves is None:
+                continue
             try:
                 region = self._read(name, leaves, layer)
                 values = {leaf(place): self.values[each].entries for place, each in enumerate(leaves)}
@@ -543,23 +567,28 @@ def _multiplied(
 ) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
     """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
     for node in run.makers.values():
-        other = _layer(run, node, run.values)
-        if other is None or other.data not in run.values:
-            continue
-        shape, axis = run.values[other.data].shape, other.axis
-        if layer.matrix is not None and other.matrix is not None:
-            rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
-        else:
-            rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
-        if isinstance(layer.weight, str) and other.data != layer.data:
-            continue
-        for front, k in rows:
-            sizes = [1 if each == axis % len(shape) else size for each, size in enumerate(shape)]
-            spots = ([*spot] for spot in np.ndindex(*sizes) if _fits(shape, spot[:-1], front))
-            tried = sorted(spots, key=lambda each: _other_places(each, place, axis))[:_MOST_PLACES]
-            for spot in tried:
-                spot[axis] = k
-            yield other.data, iter(map(tuple, tried))
+        for other in _layers(run, node, run.values):
+            named = not isinstance(layer.weight, str) or other.data == layer.data
+            if other.data in run.values and other.axis == layer.axis and named:
+                yield from _places(run.values[other.data].shape, layer, other, n, place)
+
+
+def _places(
+    shape: tuple[int, ...], layer: _Layer, other: _Layer, n: int, place: Sequence[int]
+) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
+    """Those of one tensor, which has this shape."""
+    axis = other.axis
+    if layer.matrix is not None and other.matrix is not None:
+        rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
+    else:
+        rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
+    for front, k in rows:
+        sizes = [1 if each == axis % len(shape) else size for each, size in enumerate(shape)]
+        spots = ([*spot] for spot in np.ndindex(*sizes) if _fits(shape, spot[:-1], front))
+        tried = sorted(spots, key=lambda each: _other_places(each, place, axis))[:_MOST_PLACES]
+        for spot in tried:
+            spot[axis] = k
+        yield other.data, iter(map(tuple, tried))
 
 
 def _other_places(spot: Sequence[int], place: Sequence[int], axis: int) -> bool:
@@ -602,12 +631,22 @@ def linear_leaf(region: Region) -> int | None:
 
 
 def _distance(region: Region, allowed: Allowed) -> Bound:
-    """A bound on the distance of both as functions of one leaf; of two, both must be linear in one."""
+    """A bound on the distance of both as functions of one leaf.
+
+    Of two leaves, both must be linear in one; or they are products of a function of each, which are bounded one by one.
+    """
     value = linear_leaf(region)
     if value is None and len(region.leaves) == MOST_LEAVES:
-        reason = "combines two tensors in a way that is not linear in one of them"
-        return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
-    values = {leaf(place): ONE if place == value else VARIABLE for place in range(len(region.leaves))}
+        ours, theirs = _factors(region.original), _factors(region.rewritten)
+        if ours is None or theirs is None:
+            reason = "combines two tensors in a way that is not linear in one of them"
+            return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
+        alone = [replace(region, leaves=(each,)) for each in region.leaves]
+        pairs = zip(alone, ours, theirs, strict=True)
+        found = [_distance(replace(each, original=one, rewritten=two), allowed) for each, one, two in pairs]
+        worst = max(found, key=lambda each: (not each.holds, each.bound))
+        return replace(worst, domain=min((x.domain for x in found if x.domain is not None), default=None))
+    values = {leaf(place): ONE if place == value else VARIABLE for place in range(MOST_LEAVES)}
     one, two = wide(region.original, values), wide(region.rewritten, values)
     # Without a claim, only heads are taken to be meant for some numbers alone: several exponentials share their weight.
     kinds = [part.operator for part in ordered(region.rewritten)]
@@ -616,3 +655,19 @@ def _distance(region: Region, allowed: Allowed) -> Bound:
     tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in domains)
     everywhere = next(tried)
     return everywhere if everywhere.holds else next((each for each in tried if each.holds), everywhere)
+
+
+def _factors(function: Expression) -> list[Expression] | None:
+    """A product as its factors that are functions of either leaf; None where it is none. Constants are with the last."""
+    made, pending = [ONE] * MOST_LEAVES, [function]
+    while pending:
+        part = pending.pop()
+        places = [place for place in range(MOST_LEAVES) if leaf(place) in ordered(part)]
+        if len(places) > 1 and part.operator != "*":
+            return None
+        if len(places) > 1:
+            pending += part.operands
+        else:
+            place = places[0] if places else MOST_LEAVES - 1
+            made[place] = mul(made[place], part)
+    return made

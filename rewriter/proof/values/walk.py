@@ -220,7 +220,8 @@ class Walk:
     def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
         attributes = self._run.program.attributes(node)
         if len(node.input) <= place or not node.input[place]:
-            return constant(attributes[key]) if key in attributes else _OPEN
+            stated = None if key not in attributes else np.float32(attributes[key])
+            return _OPEN if stated is None or is_last(stated, below=key == "min") else constant(float(stated))
         value = self._run.values[node.input[place]]
         if not isinstance(value, Value) and is_float(value) and is_last(value, below=key == "min"):
             return _OPEN

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from flint import arb, ctx
 
 from passes.programs.closed_forms import KINK, clipped, scaled_silu
 from passes.programs.fitted import fitted_programs
@@ -12,7 +13,6 @@ from passes.programs.program import ARITHMETIC, Array, Head, Program
 from passes.programs.solve import Parameters
 from rewriter import ExitStatus, certify, rewrite
 from tests.cases import planned, proved
-from tests.passes.programs.balls import arb, precision
 from tests.passes.programs.test_line import ENTRIES, made
 from tests.textmodels import ERF_GELU, mlp, only_block
 
@@ -175,7 +175,7 @@ def test_a_linear_term_cannot_be_clipped() -> None:
 
 def test_kink() -> None:
     """max x / (1 + e^x) = W(1/e), rounded up."""
-    with precision(200):
+    with ctx.workprec(200):
         exact = (arb(1) / arb(1).exp()).lambertw()
     assert 0.0 < float(arb(KINK) - exact) < 1e-11
 

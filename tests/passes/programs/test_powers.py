@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from flint import arb, ctx
 
 from passes.programs.fitted import fitted_programs, in_powers
 from passes.programs.program import Powers, Program
 from tests.attention import neurons
-from tests.passes.programs.balls import arb, precision
 
 EACH = pytest.mark.parametrize(
     ("activation", "program"), fitted_programs("powers"), ids=[program.name for _, program in fitted_programs("powers")]
@@ -48,7 +48,7 @@ def test_change_from_rounding(activation: str, program: Program, inner: float) -
 @EACH
 def test_nothing_that_is_divided_by_is_small(activation: str, program: Program) -> None:
     """For z >= 2, so that no provider divides by 0 at any pre-activation. Beyond 10^6 a level is z, all but."""
-    with precision(200):
+    with ctx.workprec(200):
         for near, far in pairwise(np.geomspace(2.0, 1e6, 4001)):
             z = arb(float(near + far) / 2.0, float(far - near) / 2.0)
             for fraction in powers_of(program).fractions:

@@ -13,7 +13,6 @@ from passes.plan import Plan, apply, make_plan
 from rewriter.graph.extract import ancestors
 from rewriter.graph.view import all_views
 from rewriter.ort.sessions import open_session
-from tests.cases import proved
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
 from tests.conftest import slow
@@ -116,15 +115,6 @@ def test_literal_weights_stand_in_the_graph() -> None:
     assert weights.shape == (1 + LONGEST,) * 2
     np.testing.assert_array_equal(weights[1:, 1:] == 0.0, np.tri(LONGEST, dtype=bool))
     assert (weights[1:, 0] < -1e9).all()
-
-
-@slow
-@pytest.mark.parametrize("name", ["silu-decoder", "relu-decoder", "gelu-vision"])
-def test_the_proof_passes(name: str) -> None:
-    dims = {"batch": 3} if name == "gelu-vision" else {"batch": 3, "sequence": LONGEST - 1}
-    report = proved(load(name), form="whole", max_tokens=LONGEST, dims=dims)
-    assert report.form == "whole"
-    assert len(report.converted) == 2
 
 
 def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:

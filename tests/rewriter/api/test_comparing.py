@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from benchmarks.decoder import Shape, decoder, random_weights
 from rewriter import Comparison, ExitStatus, UsageError, ValidationError, certify, diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.files.mapped import MIN_MAPPED_BYTES
+from rewriter.ort.optimised import write_optimised
 from rewriter.proof.rule import Judgement
 from rewriter.proof.values.departure import Departure
 from tests.changes import Change, becomes, change_values, changed, maker, weight
@@ -145,12 +145,7 @@ def test_a_rewritten_model_passes(pair: Pair) -> None:
 
 
 def test_onnxruntimes_own_optimisation_passes(pair: Pair, tmp_path: Path) -> None:
-    path = tmp_path / "optimised.onnx"
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(path)
-    onnxruntime.InferenceSession(pair[0], options, providers=["CPUExecutionProvider"])
+    path = write_optimised(load_model(pair[0]), "extended", tmp_path)
     found = diff(pair[0], path)
     assert found.same
     assert found.graph.operators["com.microsoft::QuickGelu"] == (0, 3)

@@ -134,6 +134,10 @@ def drawn(shapes: Sequence[Any], seed: int, kind: Any = np.float32) -> list[np.n
     return [(rng.integers(-40, 40, each) / 8).astype(kind) if isinstance(each, tuple) else each for each in shapes]
 
 
+def ints(*each: Any) -> np.ndarray:
+    return np.array(each, np.int64)
+
+
 def widened(operands: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
     return [each.astype(np.float64) if each is not None and each.dtype == np.float32 else each for each in operands]
 
@@ -143,14 +147,8 @@ def assert_as_others(
 ) -> None:
     """In float64 as onnxruntime in float32, and to the last digits as onnx's evaluator in float64.
 
-    Args:
-        operator: its name.
-        shapes: see `drawn`.
-        without: which of the two does not have it, or has it wrong: "onnx", "onnxruntime", "float64" (onnx's evaluator
-            takes no float64, or computes in float32).
-        rtol: for float32.
-        atol: for float32.
-        given: see `single`.
+    `without`: which of them lacks it, or has it wrong: "onnx", "onnxruntime", "float64" (onnx's evaluator takes or
+    computes float32 only). `shapes`: see `drawn`; `given`: see `single`; tolerances are for float32.
     """
     for seed in range(2):
         model, feeds = single(operator, drawn(shapes, seed), **given)

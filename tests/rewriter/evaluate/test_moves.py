@@ -15,16 +15,12 @@ from tests.rewriter.evaluate.single import (
     drawn,
     in_field,
     in_floats,
+    ints,
     name_of,
     settings,
     single,
     text_model,
 )
-
-
-def ints(*each: Any) -> np.ndarray:
-    return np.array(each, np.int64)
-
 
 INDEX = ints([0, -1, 1], [1, 0, -2])
 ND = np.array([[[0, 1], [1, -1]], [[-1, 0], [0, 0]]])

@@ -1,4 +1,4 @@
-"""Operators that hold attention, written out: they compute what onnxruntime's kernels compute.
+"""Operators that hold attention, written out: what onnxruntime's kernels compute, and the proof in its field.
 
 GroupQueryAttention, packed weights and sums before norms are tried in `tests/rewriter/interpret/test_deployed.py`.
 """
@@ -17,6 +17,7 @@ from rewriter.files.load import load_model
 from rewriter.graph.attention import with_plain
 from rewriter.proof.run import open_model, open_reference
 from tests.cases import run
+from tests.rewriter.evaluate.single import in_field
 
 SHAPES = {
     **dict.fromkeys(("q", "k", "v"), (2, 5, 12)),
@@ -84,6 +85,8 @@ def test_the_definition_computes_the_same(call: str) -> None:
     made_by = run(plain, **own)
     for name, values in run(model, **own).items():
         np.testing.assert_allclose(made_by[name], values, atol=1e-6)
+    for one, other in zip(*(in_field(each, own, snaps=True) for each in (model, plain)), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("packed", [False, True])

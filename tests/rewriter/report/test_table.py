@@ -10,6 +10,7 @@ from rewriter.report.html import shown
 from rewriter.report.tables import Cell, Column, Kind, Table, columns, written
 from rewriter.report.terminal import drawn
 from rewriter.report.terminal import shown as progress
+from tests.counting import Clock
 
 
 @pytest.mark.parametrize(
@@ -46,16 +47,6 @@ def test_the_terminal_shows_names_as_they_are() -> None:
         console.print(drawn(Table("Blocks", columns("name", "block"), (("[red]a\x1b[31m",),))))
     assert "[red]a\N{REPLACEMENT CHARACTER}[31m" in taken.get()
     assert "\x1b" not in taken.get()
-
-
-class Clock:
-    """Time that passes when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_lines_off_a_terminal() -> None:

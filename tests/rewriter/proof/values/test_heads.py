@@ -2,73 +2,34 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from models.variants import get_variant, make_variant
-from rewriter import rewrite
-from rewriter.evaluate.arithmetic import Field, Unsupported, draw_prime
+from rewriter import certify, rewrite
+from rewriter.evaluate.arithmetic import Field, draw_prime
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
+from rewriter.ort.optimised import write_optimised
 from rewriter.proof.certificate.expressions import leaf
-from rewriter.proof.inputs.cases import Maker
-from rewriter.proof.records import CEILINGS, UNCLAIMED
-from rewriter.proof.values.heads import Allowed, Regions, Replacing, bounded, proposals
-from rewriter.proof.values.prints import same_value
 from rewriter.proof.values.walk import Kept, Walk, in_field
 from tests.committed import FOLDER
 from tests.conftest import slow
+from tests.sabotage.oracle import difference
 
 FORMS = ("local", "compact", "masked", "maskless", "staged", "whole")
 STEMS = ("silu-decoder", "relu-decoder", "gelu-encoder", "gelu-vision", "gated-decoder")
 QUICK = {("relu-decoder", "compact"), ("gated-decoder", "local")}
-SIZES = ((2, 5, 0), (1, 9, 0))
-_ACTS = 1e-3
-FLOAT16 = onnx.TensorProto.FLOAT16
 
 
-def judged(a: onnx.ModelProto, b: onnx.ModelProto, limit: float = UNCLAIMED) -> str:
-    """Why `b` is not proved to be `a`; empty where it is."""
-    models = [load_model(each) for each in (a, b)]
-    ours, theirs = map(Program, models)
-    maker = Maker(models[0].proto)
-    prime, key = draw_prime(), secrets.token_bytes(16)
-    small = maker.case((1, 3, 0), 0).feeds
-    try:
-        found = proposals(ours, theirs, lambda: Field(prime, key), (small, small))
-        for size in SIZES:
-            why = differing(found, ours, theirs, maker.case(size, 0).feeds)
-            if why:
-                return why
-    except Unsupported as error:
-        return str(error)
-    if found.forgotten:
-        return "omega is forgotten by floats"
-    for region in bounded(found.regions.values(), lambda _: Allowed(limit)):
-        assert region.bound is not None
-        if not region.bound.holds:
-            return region.bound.reason
-    return ""
-
-
-def differing(found: Regions, ours: Program, theirs: Program, feeds: Mapping[str, np.ndarray]) -> str:
-    prime, key = draw_prime(), secrets.token_bytes(16)
-    a = Replacing(ours, Field(prime, key), feeds, regions=found.regions)
-    b = Replacing(theirs, Field(prime, key), feeds)
-    expected, actual = a.run(), b.run()
-    wrong = [name for name in expected if not same_value(a.field, expected[name], actual[name])]
-    if wrong:
-        return f"{wrong[0]} differs; {found.failures}"
-    unmasked = found.unmasked(a, b)
-    return f"{unmasked[0]} is masked too little" if unmasked else ""
+def proved(a: onnx.ModelProto, b: onnx.ModelProto) -> bool:
+    return certify(a, b).certificate.certified
 
 
 @cache
@@ -90,18 +51,12 @@ def each_pair() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("stem", "form"), list(each_pair()))
-def test_every_form_of_every_activation_is_proved(stem: str, form: str) -> None:
-    assert judged(original(stem), rewritten(stem, form)) == ""
-
-
-@pytest.mark.parametrize("stem", [pytest.param(each, marks=() if each == "gated-decoder" else slow) for each in STEMS])
-@pytest.mark.parametrize("form", [pytest.param(each, marks=() if each == "local" else slow) for each in FORMS])
-def test_what_onnxruntime_makes_of_a_form_is_proved(stem: str, form: str, tmp_path: Path) -> None:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    onnxruntime.InferenceSession(rewritten(stem, form).SerializeToString(), options, providers=["CPUExecutionProvider"])
-    assert judged(original(stem), onnx.load(tmp_path / "optimised.onnx")) == ""
+def test_every_form_of_every_activation_is_proved_and_what_onnxruntime_makes_of_it(
+    stem: str, form: str, tmp_path: Path
+) -> None:
+    assert proved(original(stem), rewritten(stem, form))
+    optimised = write_optimised(load_model(rewritten(stem, form)), "extended", tmp_path)
+    assert proved(original(stem), onnx.load(optimised))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +65,9 @@ def test_what_onnxruntime_makes_of_a_form_is_proved(stem: str, form: str, tmp_pa
         ("relu-decoder", "loop"),
         *(
             pytest.param("gated-decoder", each, marks=slow)
-            for each in ("int4-nbits", "int8-dynamic", "int8-weights", "fp16-all", "if-own", "function-own")
+            for each in ("int4-nbits", "int8-dynamic", "int8-weights", "fp16-all", "function-own")
         ),
+        pytest.param("gated-decoder", "if-own", marks=[slow, pytest.mark.xfail(reason="open: refused", strict=True)]),
     ],
 )
 def test_weights_that_others_store_and_bodies(stem: str, variant: str, tmp_path: Path) -> None:
@@ -120,7 +76,7 @@ def test_weights_that_others_store_and_bodies(stem: str, variant: str, tmp_path:
     for form in ("local", "compact"):
         made = rewrite(model, form=form, validate=False).rewritten
         assert isinstance(made, onnx.ModelProto)
-        assert judged(model, made, limit=CEILINGS[FLOAT16] if variant == "fp16-all" else UNCLAIMED) == ""
+        assert proved(model, made)
 
 
 OPERATORS = (
@@ -167,37 +123,12 @@ def test_pointwise_convolutions() -> None:
     model = onnx.parser.parse_model(CONVOLUTIONS)
     made = rewrite(model, form="compact", validate=False).rewritten
     assert isinstance(made, onnx.ModelProto)
-    assert judged(model, made) == ""
+    assert proved(model, made)
     next(each for each in made.graph.initializer if each.name == "W2").float_data[0] = 2.0
-    assert judged(model, made) != ""
+    assert not proved(model, made)
 
 
 # -- planted errors --------------------------------------------------------------------------------------------------
-
-
-def outputs(model: onnx.ModelProto, stem: str) -> list[np.ndarray] | None:
-    """What onnxruntime computes at all sizes; None where it does not take the model."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    maker = Maker(original(stem))
-    try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return [each for size in SIZES for each in session.run(None, dict(maker.case(size, 0).feeds))]
-    except Exception:  # noqa: BLE001 - onnxruntime raises its own of many kinds
-        return None
-
-
-@cache
-def expected(stem: str) -> list[np.ndarray] | None:
-    return outputs(original(stem), stem)
-
-
-def acts(wrong: onnx.ModelProto, stem: str) -> bool:
-    right, actual = expected(stem), outputs(wrong, stem)
-    if right is None or actual is None or any(x.shape != y.shape for x, y in zip(right, actual, strict=True)):
-        return False
-    gaps = (np.abs(x - y).max() / max(1.0, np.abs(x).max()) for x, y in zip(right, actual, strict=True))
-    return bool(max(gaps) > _ACTS)
 
 
 def changed(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -238,10 +169,10 @@ def planted(stem: str, form: str) -> Iterator[tuple[str, onnx.ModelProto]]:
         *(pytest.param(stem, form, 1, marks=slow) for stem in ("relu-decoder", "gated-decoder") for form in FORMS),
     ],
 )
-def test_no_planted_error_that_acts_is_proved(stem: str, form: str, step: int) -> None:
+def test_no_planted_error_that_acts_is_proved(stem: str, form: str, step: int, tmp_path: Path) -> None:
     tried = 0
     for name, wrong in list(planted(stem, form))[::step]:
-        if acts(wrong, stem):
+        if difference(FOLDER / f"{stem}.onnx", wrong.SerializeToString(), tmp_path) > 1e-3:
             tried += 1
-            assert judged(original(stem), wrong) != "", name
+            assert not proved(original(stem), wrong), name
     assert tried > 1

@@ -45,7 +45,13 @@ def cases(names: Iterable[str], missing: Collection[str] = ()) -> list[Any]:
     return [pytest.param(name, marks=[mark] if name in missing else []) for name in names]
 
 
+BOTH = "g = MatMul(x, V1) r = Relu(y) t = Relu(g) h = Mul(r, t)"
+BOTH_HEADS = (
+    "g = MatMul(x, V1) z = Mul(y, $1e13) s = Sigmoid(z) r = Mul(s, y) z2 = Mul(g, $1e13) s2 = Sigmoid(z2) "
+    "t = Mul(s2, g) h = Mul(r, t)"
+)
 RIGHT: dict[str, tuple[str, str]] = {
+    "a product of two functions": (BOTH, BOTH_HEADS),
     "the same": (SILU, SILU),
     "SiLU as a fraction": (SILU, HEADS),
     "SiLU by tanh": (SILU, "z = Mul(y, $0.5) t = Tanh(z) p = Add(t, $1.0) q = Mul(p, $0.5) h = Mul(q, y)"),
@@ -117,6 +123,8 @@ def size(axis: int, test: str) -> str:
 
 
 WRONG: dict[str, tuple[str, str]] = {
+    "the first of two functions": (BOTH, BOTH_HEADS.replace("s, y)", "s, y5)").replace("z =", "y5 = Mul(y, $1.00001) z =")),
+    "the second of two functions": (BOTH, BOTH_HEADS.replace("h = Mul(r, t)", "w = Mul(t, $1.00001) h = Mul(r, w)")),
     # one interval, far from any sample
     "an interval of 1e-4": (SILU, where("a = Greater(y, $1.2345) b = Less(y, $1.2346) c = And(a, b)")),
     "a single number": (SILU, where("c = Equal(y, $0.7)")),

@@ -1,4 +1,7 @@
-"""Heads in the forms compact, masked and maskless: right ones are certified, and planted errors are refused."""
+"""Heads in the forms compact, masked and maskless: right ones are certified, and planted errors are refused.
+
+`tests/sabotage/rows.txt` has more: none of these stands there.
+"""
 
 from __future__ import annotations
 
@@ -160,14 +163,11 @@ BOTH = {
     "a bias token is a token as well": 'p.weight("bias_token", "v[0, 0, 4] = 1")',
     "a bias token reads x": 'p.weight("bias_token", "v[0, 0, 0] = 1")',
     "bias tokens of the second sequence": 'p.operand("bias_tokens", 1, [2, 1, 1])',
-    "bias tokens in front": 'changes.turn(p.node("stream"))',
     "a key off by 1e-6": 'p.weight("W_K", "v *= 1 + 1e-6")',
-    "the key of one bias token": 'p.weight("W_K", "v[0, -1, 0] *= 1 + 1e-5")',
     "an offset of one bias token": 'p.weight("W_K", "v[0, -1, 1] += 1e-5")',
     "the sign of a key": 'p.weight("W_K", "v[0, -1, 0] *= -1")',
     "tokens have a key": 'p.weight("W_K", "v[0, 4, 0] = 0.01")',
     "keys read x": 'p.weight("W_K", "v[0, 0, 0] = 1e-3")',
-    "a value of a bias token": 'p.weight("W_V_constants", "v[0, -1] *= 1 + 1e-5")',
     "a value of tokens": 'p.weight("W_V_constants", "v[0, 4] += 1e-4")',
     "one head has another value": (
         'p.behind("W_V", "Mul", f"@ {p.number(np.where(np.arange(8) == 3, 1.001, 1)[:, None, None], dtype=float)}")'
@@ -185,10 +185,6 @@ BOTH = {
         'p.before("finite_q", 0, "Cast", "@", to=11)'
     ),
     "scores are halved": 'p.before("pattern", 0, "Mul", f"@ {p.number(0.5, dtype=float)}")',
-    "scores are negated": 'p.before("pattern", 0, "Neg", "@")',
-    "softmax over queries": 'changes.attribute(p.node("pattern"), axis=2)',
-    "softmax over heads": 'changes.attribute(p.node("pattern"), axis=1)',
-    "the pattern is transposed": 'p.behind("pattern", "Transpose", "@", perm=[0, 1, 3, 2])',
     "1 % of what every token attends to is the mean of all": (
         'p.behind("pattern", "Add", f"@ {p.number(1e-9, dtype=float)}")'
     ),
@@ -206,9 +202,8 @@ BOTH = {
     ),
     "heads and rows change places": 'p.behind("z_side_by_side", "Transpose", "@", perm=[0, 2, 1])',
     "as many rows as there are heads": 'p.operand("z_side_by_side", 1, [0, 8, -1])',
-    "W_O's rows are reversed": 'p.behind("W_O_flat", "Gather", f"@ {p.number(np.arange(8)[::-1])}", axis=0)',
-    "W_O is off by 1e-7": 'p.behind("W_O_flat", "Mul", f"@ {p.number(1 + 1e-7, dtype=float)}")',
     "no bias behind the heads": 'changes.becomes(p.node("attn_out_biased"), "Identity")',
+    "W_O is off by 1e-7": 'p.behind("W_O_flat", "Mul", f"@ {p.number(1 + 1e-7, dtype=float)}")',
 }
 POSITIONS = {
     "masked": {
@@ -216,19 +211,14 @@ POSITIONS = {
         "a part of 1e-9 of all other tokens' values is added": (
             'p.behind("pattern", "Where", f"/mask @ {p.number(1e-9, dtype=float)}")'
         ),
-        "the diagonal is off by one": 'p.behind("own", "Add", f"@ {p.number(1)}")',
         "the next token is seen as well": 'p.before("before_bias", 1, "Sub", f"@ {p.number([1])}")',
-        "no diagonal": 'p.node("mask").input[0] = p.name("is_bias")',
-        "all are seen": 'p.before("scores", 0, "Or", f"@ {p.number(True, dtype=bool)}")',
         "none is seen but bias tokens": 'p.before("scores", 0, "And", "@ /is_bias")',
-        "the last bias token is hidden": 'p.operand("end_bias", 1, [7])',
         "bias tokens are seen beyond 40 rows only": 'p.before("scores", 0, "Where", f"/many @ /diagonal")',
         "positions begin at 1": 'p.operand("positions", 0, 1)',
         "positions are even": 'p.operand("positions", 2, 2)',
         "positions of another tensor": 'p.reads("stream_shape", 0, "tokens")',
         "positions are those of sequences": 'p.operand("row_count", 1, 0)',
         "forbidden scores are 0": 'p.weight("forbidden", "v[...] = 0")',
-        "forbidden scores are -10": 'p.weight("forbidden", "v[...] = -10")',
         "forbidden scores are infinite": 'p.weight("forbidden", "v[...] = np.inf")',
         "the mask is negated": 'p.before("scores", 0, "Not", "@")',
         "what is masked is the query": 'p.before("scores", 0, "Transpose", "@", perm=[1, 0])',
@@ -240,7 +230,6 @@ POSITIONS = {
         "what others add is within a function": 'p.behind("z", "Tanh", "@")',
         "omega is 100": 'p.weight("position_scores_minus_omega", "v[...] = -100")',
         "omega is 0": 'p.weight("position_scores_minus_omega", "v[...] = 0")',
-        "omega is negative": 'p.weight("position_scores_minus_omega", "v *= -1")',
         "one pair of tokens sees each other": (
             "w = np.full((24, 24), -1024.0); w[12, 20] = 0; p.operand('position_scores_W_QK', 2, w)"
         ),
@@ -253,8 +242,6 @@ POSITIONS = {
         "bias tokens have another score": (
             "w = np.zeros((24, 24)); w[8:, 3] = -1; p.operand('position_scores_W_QK', 1, w)"
         ),
-        "all pairs are allowed": 'p.operand("position_scores_W_QK", 0, True)',
-        "two positions are one": 'p.weight("slots", "v[20] = v[21]")',
         "tokens have the positions of bias tokens": (
             'p.operand("one_hot_positions", 1, [7]); p.operand("one_hot_positions", 2, [23])'
         ),
@@ -305,13 +292,10 @@ COMPACT = {
     "a constant widens the batch": (
         'p.before("z_side_by_side", 0, "Mul", f"@ {p.number(np.ones((2, 1, 1, 1)), dtype=np.float32)}")'
     ),
-    "softmax over heads": 'changes.attribute(p.node("pattern"), axis=2)',
-    "softmax over tokens": 'changes.attribute(p.node("pattern"), axis=1)',
     "scores are negated": 'p.before("pattern", 0, "Neg", "@")',
     "scores are those of the sequences in reverse": 'p.before("pattern", 0, "Gather", f"@ {p.number([-1])}", axis=0)',
     "values are those of the first head": 'p.before("z_self", 1, "Gather", f"@ {p.number([0])}", axis=2)',
     "one key is off by 1e-5": 'p.weight("k_bias", "v[-1, 0] *= 1 + 1e-5")',
-    "one value is off by 1e-5": 'p.weight("v_rows", "v[-1, -1] += 1e-5")',
     "self and a bias token change places": (
         'p.before("scores", 0, "Gather", f"@ {p.number([1, 0, *range(2, 9)])}", axis=3)'
     ),
@@ -339,8 +323,8 @@ def with_sizes(p: Planted) -> None:
 PLANTED: Mapping[str, Mapping[str, str]] = {
     "masked": BOTH | POSITIONS["masked"], "maskless": BOTH | POSITIONS["maskless"], "compact": COMPACT,
 }  # fmt: skip
-SIZES = {"z is larger where there are 41 tokens"}
-"""The same at the sizes tried, as their certificate says."""
+SIZES = {"z is larger where there are 41 tokens", "positions of the last sequences"}
+"""The same at the sizes tried, as their certificate says; the second fails to run for more than two sequences."""
 OFTEN = range(0, 100, 8)
 """Errors in maskless and compact heads that are planted by default."""
 

@@ -171,8 +171,6 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-OPEN = {"one token is answered otherwise"}
-"""Pairs that are still certified, at the sizes tried at least: token ids that are compared, not looked up."""
 THERE = {
     *(
         "an image of 224 by 224",
@@ -205,8 +203,7 @@ def certified(
 
 
 def cases(pairs: Mapping[str, tuple[Any, ...]]) -> list[Any]:
-    open_ = pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
-    return [pytest.param(pair, id=name, marks=[open_] if name in OPEN else []) for name, pair in pairs.items()]
+    return [pytest.param(pair, id=name) for name, pair in pairs.items()]
 
 
 @pytest.mark.parametrize("pair", cases(ALWAYS))

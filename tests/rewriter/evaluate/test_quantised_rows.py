@@ -224,15 +224,6 @@ _PARTS = [
         y0 = MatMul(a, t)""",
     ),
     (
-        Case(
-            "MoE", [_x(5, 4), _x(5, 3), _x(3, 6, 4), _x(3, 6), _x(3, 4, 6), _x(3, 4)], {"k": 3}, domain=MICROSOFT,
-            constants=range(2, 6),
-        ),
-        """p = Softmax(x1) one = Constant <value_ints=[1]> () a = Transpose <perm=[0, 2, 1]> (x2) b = MatMul(x0, a)
-        c = Unsqueeze(x3, one) d = Add(b, c) r = Relu(d) e = Transpose <perm=[0, 2, 1]> (x4) f = MatMul(r, e)
-        g = Unsqueeze(x5, one) h = Add(f, g) y0 = Einsum <equation="te,eto->to"> (p, h)""",
-    ),
-    (
         Case("DynamicQuantizeMatMul", [_x(3, 4), _q(np.int8, 4, 5), np.float32(0.25), np.int8(3)], domain=MICROSOFT),
         """q, s, z = DynamicQuantizeLinear(x0) i = MatMulInteger(q, x1, z, x3) c = Cast <to=1> (i) f = Mul(s, x2)
         y0 = Mul(c, f)""",
@@ -243,38 +234,6 @@ _PARTS = [
 @pytest.mark.parametrize(("case", "text"), _PARTS, ids=str)
 def test_quantised_operator_is_its_parts(case: Case, text: str) -> None:
     assert_same_in_field(case, written(case, text))
-
-
-_BYTES = _q(np.uint8, 4, 2, 8)
-_SCALES = _scale(4, 2)
-_ZEROS = _q(np.uint8, 4, 1)
-
-
-def _weight(*, zeros: bool) -> np.ndarray:
-    """[4, 32] numbers of 4 bits, the first one of a byte in its lower half, in two blocks of a row."""
-    made = np.zeros((4, 32), np.float32)
-    for row, column in np.ndindex(made.shape):
-        block, place = divmod(column, 16)
-        byte, zero = int(_BYTES[row, block, place // 2]), int(_ZEROS[row, 0]) if zeros else 0x88
-        number, zero = ((byte >> 4) if place % 2 else (byte % 16)), ((zero >> 4) if block else (zero % 16))
-        made[row, column] = (number - zero) * _SCALES[row, block]
-    return made
-
-
-@pytest.mark.parametrize("zeros", [False, True])
-def test_packed_weight_is_its_numbers(zeros: bool) -> None:
-    given = [_SCALES, _ZEROS] if zeros else [_SCALES]
-    attributes = {"N": 4, "K": 32, "bits": 4, "block_size": 16}
-    product = Case("MatMulNBits", [_x(3, 32), _BYTES, *given], attributes, domain=MICROSOFT)
-    attributes = {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
-    rows = Case(
-        "GatherBlockQuantized", [_BYTES.reshape(4, 16), np.array([2, 0, 3]), *given], attributes, domain=MICROSOFT
-    )
-    numbers = ", ".join(repr(float(each)) for each in _weight(zeros=zeros).reshape(-1))
-    weight = f"w = Constant <value=float[4, 32] {{{numbers}}}> ()"
-    assert_same_in_field(product, written(product, f"{weight} t = Transpose <perm=[1, 0]> (w) y0 = MatMul(x0, t)"))
-    nothing = "none = Sub(x2, x2) zero = ReduceSum <keepdims=0> (none)"  # so that the sum depends on data
-    assert_same_in_field(rows, written(rows, f"{weight} {nothing} g = Gather(w, x1) y0 = Add(g, zero)"))
 
 
 @pytest.mark.parametrize(("scale", "same"), [("x1", True), ("x3", False)])
