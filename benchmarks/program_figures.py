@@ -17,11 +17,10 @@ from benchmarks.figures import Array, Curve, Panel, drawing
 from passes.conversion import Conversion
 from passes.forms.local import emit_local, function_of, line_of
 from passes.match.blocks import Block
-from passes.match.identify import Identified, Region
+from passes.match.identify import ActivationRegion, Identified
 from passes.programs.activations import ACTIVATIONS, Activation
-from passes.programs.exponentials import Line
 from passes.programs.fitted import fitted_programs, lines
-from passes.programs.program import ARITHMETIC, Program
+from passes.programs.program import ARITHMETIC, Line, Program
 from rewriter.graph.view import all_views
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -142,7 +141,7 @@ def _model(portrait: Portrait) -> onnx.ModelProto:
         name="program",
         where="",
         path=(),
-        region=Region("f", ("y",), (0,)),
+        region=ActivationRegion("f", ("y",), (0,)),
         gate="y",
         value="y",
         first=(),

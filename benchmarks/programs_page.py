@@ -18,8 +18,7 @@ from pathlib import Path
 from benchmarks.floats.report import FLOATS
 from benchmarks.program_figures import FLOAT, example, figure, line_figure, portraits, powers_figure
 from passes.programs.activations import ACTIVATIONS, Activation
-from passes.programs.exponentials import Powers
-from passes.programs.program import ARITHMETIC, Program
+from passes.programs.program import ARITHMETIC, Powers, Program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "programs.md"

@@ -13,8 +13,7 @@ from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, LOCAL, FormOptions, Options
 from passes.programs.groups import spread_error
-from passes.programs.head import FACTORED
-from passes.programs.program import ARITHMETIC, Arithmetic, Program
+from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
 

@@ -17,9 +17,8 @@ import numpy as np
 
 from passes.match.identify import Identified, Unknown
 from passes.programs.activations import Activation
-from passes.programs.gates import gate, needs_line, with_line
-from passes.programs.head import FACTORED, Array, BiasToken, Head
-from passes.programs.program import MARGIN, Arithmetic, Program, grid
+from passes.programs.closed_forms import gate, needs_line, with_line
+from passes.programs.program import FACTORED, MARGIN, Arithmetic, Array, BiasToken, Head, Program, grid
 from passes.programs.solve import Function
 
 # Of a function that is known by its values alone, which `function` gives.

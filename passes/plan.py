@@ -19,6 +19,7 @@ from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
 from passes.options import ALREADY, WHOLE, FormOptions, Options
 from passes.record import Recognised, inline_values, recognise, with_record
+from passes.whole.cores import SCORING
 from passes.whole.network import Join, Whole, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
@@ -28,7 +29,6 @@ from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import GraphView, LostError, Miss, Path, all_views
 
 _NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
-_SEARCH_DEPTH = 8  # nodes between a softmax and the product that computes its scores
 
 
 @dataclass(frozen=True)
@@ -181,23 +181,9 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
         for index, node in enumerate(view.nodes):
             if node.op_type != "Softmax" or index in made:
                 continue
-            shape = _query_shape(view, node.input[0])
-            if shape is not None and len(shape) == 4 and isinstance(shape[3], int):
-                return (shape[1] if isinstance(shape[1], int) else None), shape[3] - recognised.positions
+            for maker in map(view.made_by, view.back(node.input[0], SCORING)):
+                product = maker is not None and maker.op_type in ("MatMul", "FusedMatMul")
+                shape = (view.type_of(maker.input[0]).shape if maker is not None and product else None) or ()
+                if len(shape) == 4 and isinstance(shape[3], int):
+                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - recognised.positions
     return None, None
-
-
-def _query_shape(view: GraphView, scores: str) -> tuple[int | str | None, ...] | None:
-    """Shape of the left factor of the product that computes the scores."""
-    tensor = scores
-    for _ in range(_SEARCH_DEPTH):
-        node = view.made_by(tensor)
-        if node is None:
-            return None
-        if node.op_type in ("MatMul", "FusedMatMul"):
-            return view.type_of(node.input[0]).shape
-        candidates = [name for name in node.input if name in view.producer]
-        if not candidates:
-            return None
-        tensor = candidates[1] if node.op_type == "Where" and len(candidates) > 1 else candidates[0]
-    return None

@@ -15,11 +15,11 @@ from rewriter.errors import ProviderError as ProviderError
 from rewriter.errors import RewriteError as RewriteError
 from rewriter.errors import UsageError as UsageError
 from rewriter.errors import ValidationError as ValidationError
-from rewriter.interpret.against import changed_heads as changed_heads
 from rewriter.interpret.attribute import attribute as attribute
 from rewriter.interpret.graph import attribution_graph as attribution_graph
 from rewriter.interpret.index import heads as heads
 from rewriter.interpret.interventions import ablate as ablate
+from rewriter.interpret.interventions import changed_heads as changed_heads
 from rewriter.interpret.interventions import freeze as freeze
 from rewriter.interpret.interventions import patch as patch
 from rewriter.interpret.page import head_pictures as head_pictures

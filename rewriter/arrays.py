@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from rewriter.errors import ValidationError
 
-Array = NDArray[Any]
-"""An array of any element type."""
+Array = NDArray[Any]  # an array of any element type
 
 
 def tensors_of(values: Mapping[str, Any]) -> dict[str, Array]:

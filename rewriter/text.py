@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-LIMIT = 80
-"""Maximum length of the text that `quoted` returns, in characters."""
+LIMIT = 80  # maximum length of the text that `quoted` returns, in characters
 _TAIL = 24
 
 

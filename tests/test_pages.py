@@ -13,7 +13,7 @@ import pytest
 from benchmarks.performance.readme import made
 from rewriter import ExitStatus, rewrite
 from rewriter.cli import COMMANDS
-from rewriter.cli.convert import convert
+from rewriter.cli.models import convert
 from tests.conftest import slow
 from tests.pages import ROOT, commands, difference, examples, left_over, run_python, run_shell, workplace
 from tests.textmodels import FIRST, SILU, mlp

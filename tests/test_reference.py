@@ -8,7 +8,7 @@ import click
 import pytest
 
 from rewriter.cli import COMMANDS
-from rewriter.cli.convert import convert
+from rewriter.cli.models import convert
 from rewriter.errors import ExitStatus
 from tools.reference import PAGE, made
 

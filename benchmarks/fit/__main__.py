@@ -30,8 +30,7 @@ from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
 from passes.fit import fit_function
 from passes.programs.fitted import fitted_programs
-from passes.programs.head import Array
-from passes.programs.program import Program
+from passes.programs.program import Array, Program
 
 Function = Callable[[Array], Array]
 

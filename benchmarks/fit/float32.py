@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.programs.head import Array, Head
-from passes.programs.program import Program
+from passes.programs.program import Array, Head, Program
 
 Single = NDArray[np.float32]
 

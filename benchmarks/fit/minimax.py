@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.fit.parameters import Layout, Mask, evaluate
-from passes.programs.head import Array
-from passes.programs.program import Program
+from passes.programs.program import Array, Program
 
 
 def from_program(program: Program) -> tuple[Layout, Array]:

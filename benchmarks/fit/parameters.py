@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from passes.programs.head import Array, BiasToken, Head
-from passes.programs.program import Program
+from passes.programs.program import Array, BiasToken, Head, Program
 
 # Parameters of a head: c and d of its self value `c y + d`, then the slopes a of all bias tokens, their offsets b
 # and their values v. Slopes and offsets are relative to the self logit, which is 0 (softmax is invariant to a common

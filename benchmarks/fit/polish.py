@@ -14,8 +14,7 @@ import numpy as np
 
 from benchmarks.fit import float32
 from benchmarks.fit.parameters import Layout, Mask, evaluate, gauss_newton, to_program
-from passes.programs.head import Array
-from passes.programs.program import Program
+from passes.programs.program import Array, Program
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Fit heads with equally spaced keys, whose weights are powers of one exponential (`passes.programs.exponentials`).
+"""Fit heads with equally spaced keys, whose weights are powers of one exponential (`passes.programs.program`).
 
 For a given step c, Phi (z P + 2 R) = r P + R is linear in the coefficients of P and R. Least squares, weighted with the
 denominator found before, give a start for each of many steps, and the roots of P make it a sum of fractions.
@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fit.table import FUNCTIONS
-from passes.programs.exponentials import Powers
-from passes.programs.head import Array
+from passes.programs.program import Array, Powers
 
 _STARTS = 60
 _REWEIGHTED = 12

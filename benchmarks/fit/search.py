@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.fit.minimax import largest, sequential
 from benchmarks.fit.parameters import Layout, Mask, gauss_newton
-from passes.programs.head import Array
+from passes.programs.program import Array
 
 _NEIGHBOURS = 0.7
 """Fraction of the starts that are derived from known parameters."""

@@ -18,8 +18,7 @@ import numpy as np
 from benchmarks.fit import float32
 from passes.programs import fitted
 from passes.programs.activations import ACTIVATIONS
-from passes.programs.head import Array, Head
-from passes.programs.program import Program, grid
+from passes.programs.program import Array, Head, Program, grid
 
 Entry = dict[str, object]
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from passes.conversion import Conversion, decide
-from passes.forms.compact import emit_compact, prepare_compact
 from passes.forms.local import emit_local
-from passes.forms.square import (
+from passes.forms.softmax import (
     activation,
+    emit_compact,
     emit_masked,
     emit_maskless,
     emit_staged,
     emit_whole,
+    prepare_compact,
     prepare_masked,
     prepare_maskless,
 )

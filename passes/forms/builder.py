@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.match.projections import Projections
-from passes.programs.head import LARGEST_QUERY
+from passes.programs.program import LARGEST_QUERY
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView, needed

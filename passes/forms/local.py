@@ -4,7 +4,7 @@ The nodes replace the activation region: pre-activations are the queries, the ac
 W1 and W2 stay in the graph as the heads' stacked projections and are never read, so they may be anything linear. In a
 gate, the self values are the line g as attention, and the heads' output is multiplied by the gate's value.
 
-A small offset of a logit (`passes.programs.head.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
+A small offset of a logit (`passes.programs.program.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
 e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. The largest logit is subtracted
 first; where the self logit is 0 and each side has at most one, steep bias token, logits relative to self are clipped
 instead (`centred`). No exponential of a steep key is denormal: onnxruntime's Exp takes ten times as long for these.
@@ -24,10 +24,8 @@ from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
-from passes.programs.exponentials import HIGHEST, LOWEST, REACH, Line, Powers
 from passes.programs.groups import SharedKey, by_keys, group_of, progression_of
-from passes.programs.head import FACTORED, Head
-from passes.programs.program import Program
+from passes.programs.program import FACTORED, HIGHEST, LOWEST, REACH, Head, Line, Powers, Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView

@@ -22,7 +22,7 @@ import onnx
 from passes.forms.builder import LARGEST_FLOAT32_QUERY, Builder
 from passes.match.projections import Projection, Projections
 from passes.programs.groups import Group
-from passes.programs.head import LARGEST_QUERY
+from passes.programs.program import LARGEST_QUERY
 from rewriter.graph.surgeon import Tensor, Variable
 
 # Bytes of W_QK between positions from which on these are refused; form `whole` takes as many by default as keep the

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from passes.fit import unnamed
-from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
+from passes.match.identify import FIRST_INPUT_ONLY, ActivationRegion, Identified, Identifier, Unknown
 from passes.match.linear import LINEAR_OPERATORS, LinearOperator, Operators, linear_operator
 from passes.match.names import Namer
 from passes.options import Options
@@ -83,7 +83,7 @@ class Block:
     name: str  # unique in the model; the module path where the exporter recorded one
     where: str = ""  # the scope, empty for the main graph
     path: Path = ()
-    region: Region
+    region: ActivationRegion
     gate: str  # the pre-activation y (of the gate, in a gated block)
     value: str  # the factor of the activation in a gated block; the gate itself otherwise
     first: Operators = ()
@@ -190,13 +190,13 @@ class Dataflow:
         """The fact of a leaf; one without operators for any other tensor."""
         return self.values.get(tensor) or self.facts.get(tensor) or Fact((tensor,))
 
-    def region(self, output: str, leaves: tuple[str, ...]) -> Region:
+    def region(self, output: str, leaves: tuple[str, ...]) -> ActivationRegion:
         """The nodes that compute `output` from `leaves`, in topological order; it ends before a Dropout that stays."""
         while (last := self._view.made_by(output)) is not None and self._view.has_further_readers(last):
             output = last.input[0]
         inside = ancestors(self._view, frozenset(leaves), [output])
         nodes = (index for index in inside if not self.facts.keys().isdisjoint(self._view.nodes[index].output))
-        return Region(output, leaves, tuple(sorted(nodes)))
+        return ActivationRegion(output, leaves, tuple(sorted(nodes)))
 
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         for name in reads(node) if subgraphs(node) else ():
@@ -542,7 +542,7 @@ class Finder:
         blocks = tuple(each for each in found if isinstance(each, Block))
         return blocks, tuple(each for each in found if isinstance(each, Left))
 
-    def _candidate(self, output: str, region: Region, sinks: Operators) -> Block | Left:
+    def _candidate(self, output: str, region: ActivationRegion, sinks: Operators) -> Block | Left:
         leaves = region.leaves
         first = tuple(dict.fromkeys(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators))
         identified = self._named(region)
@@ -573,7 +573,7 @@ class Finder:
         )
         return self._without_product(block) if self._product and identified.gated else block
 
-    def _named(self, region: Region) -> Identified | Unknown:
+    def _named(self, region: ActivationRegion) -> Identified | Unknown:
         identified = self._identifier.identify(region)
         if self._fit and isinstance(identified, Unknown):
             return unnamed(identified) or identified

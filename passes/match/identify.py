@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation, Values
-from passes.programs.head import Array
+from passes.programs.program import Array
 from passes.programs.solve import Function, Parameters
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
@@ -27,7 +27,7 @@ IDENTICAL = 1e-13  # functions this close are the same, evaluated in another ord
 
 
 @dataclass(frozen=True)
-class Region:
+class ActivationRegion:
     """The nodes that compute `output` from `leaves` (one leaf, or gate and value), in topological order."""
 
     output: str
@@ -73,7 +73,7 @@ class Identifier:
         self._constants = constants
         self._known: dict[object, Identified | Unknown] = {}
 
-    def identify(self, region: Region) -> Identified | Unknown:
+    def identify(self, region: ActivationRegion) -> Identified | Unknown:
         """For two leaves, as activation(gate) * value."""
         key, tolerance = self._signature(region), _TOLERANCE * self._precision(region)
         if key not in self._known and len(region.leaves) == 1:
@@ -82,7 +82,7 @@ class Identifier:
             self._known[key] = self._identify_gated(region, tolerance)
         return self._known[key]
 
-    def evaluate(self, region: Region, leaves: Sequence[Array]) -> Array:
+    def evaluate(self, region: ActivationRegion, leaves: Sequence[Array]) -> Array:
         """In float64, leaf values in the order of `region.leaves`."""
         env: dict[str, Array] = dict(zip(region.leaves, leaves, strict=True))
         for index in region.nodes:
@@ -105,7 +105,7 @@ class Identifier:
         # NaN disagrees with every table entry, so that a constant whose value is unknown is never assumed.
         return np.asarray(np.nan if value is None else value, dtype=np.float64)
 
-    def _signature(self, region: Region) -> object:
+    def _signature(self, region: ActivationRegion) -> object:
         names = {leaf: f"leaf{position}" for position, leaf in enumerate(region.leaves)}
         rows = []
         for index in region.nodes:
@@ -120,7 +120,7 @@ class Identifier:
         value = self._constants.value(name) if name else None
         return ("" if value is None else str(value.dtype), self._constants.scalar(name) if name else None)
 
-    def _precision(self, region: Region) -> float:
+    def _precision(self, region: ActivationRegion) -> float:
         nodes = [self._view.nodes[index] for index in region.nodes]
         read = (self._constants.value(name) for node in nodes for name in node.input if name in self._constants)
         known = (value for value in read if value is not None and value.dtype.name in _EPSILON)
@@ -129,7 +129,7 @@ class Identifier:
         given = [_EPSILON[name] for name in found | ({"float32"} if floats else set())]
         return max([_EPSILON["float64"] * 64, *given])  # the table itself is computed in float64
 
-    def _identify_gated(self, region: Region, tolerance: float) -> Identified | Unknown:
+    def _identify_gated(self, region: ActivationRegion, tolerance: float) -> Identified | Unknown:
         # f(g, u) = h(g) u exactly where f(g, u) = f(g, 1) u for all g and u, here at random pairs. Which leaf is the
         # gate is not known from the graph, so both orders are tried.
         value, gate = np.random.default_rng(0).normal(0.0, 3.0, (2, 512))

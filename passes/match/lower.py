@@ -7,15 +7,15 @@ has an entry per fused operator.
 
 from __future__ import annotations
 
-from copy import deepcopy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
 
 from passes.match.linear import LINEAR_OPERATORS
-from rewriter.graph.edit import inlined, set_nodes
+from rewriter.graph.edit import inlined
 from rewriter.graph.elementwise import MICROSOFT, NONLINEAR
-from rewriter.graph.fused import in_parts, saturating
+from rewriter.graph.fused import in_parts, saturating, with_parts
 from rewriter.graph.view import ONNX_DOMAINS, REARRANGED, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external
 
@@ -48,32 +48,20 @@ def lower(
         model = inlined(model, functions) if functions else model
     except RuntimeError:  # onnx refuses functions of another operator set, whose nodes would get another meaning
         functions = []
-    wanted = frozenset(name for graph in all_graphs(model.graph) for name in _fused(graph)) - keep
-    if wanted:
-        if not functions:  # the inliner has already copied the model
-            model = deepcopy(model)
-        for graph in all_graphs(model.graph):
-            _take_apart(graph, wanted)
-    return Lowered(model, wanted, tuple(f"{domain}::{name}" for domain, name in functions))
+    # By the identity of nodes, which are held: a body may have a tensor of the same name.
+    fused = {id(node): (node, parts) for graph in all_graphs(model.graph) for node, parts in _fused(graph, keep)}
+    lowered = with_parts(model, lambda node: fused[id(node)][1] if id(node) in fused else None)
+    names = frozenset(node.output[0] for node, _ in fused.values())
+    return Lowered(lowered, names, tuple(f"{domain}::{name}" for domain, name in functions))
 
 
-def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
-    fused = {name: parts for name, parts in _fused(graph).items() if name in wanted}
-    result: list[onnx.NodeProto] = []
-    for node in graph.node:
-        parts = fused.get(node.output[0], []) if node.output else []
-        for part in parts:
-            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
-        result.extend(parts or [node])
-    if fused:
-        set_nodes(graph, result)
-
-
-def _fused(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """First output of each fused operator to its expansion."""
+def _fused(graph: onnx.GraphProto, keep: frozenset[str]) -> Iterator[tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
+    """Fused operators, except those with an output in `keep`, with their expansions."""
     relus = _dropped_relus(graph)
-    made = ((node, in_parts(node, relus)) for node in graph.node)
-    return {node.output[0]: parts for node, parts in made if parts is not None and parts != [node]}
+    for node in graph.node:
+        parts = in_parts(node, relus)
+        if parts != [node] and node.output[0] not in keep:
+            yield node, parts
 
 
 def _dropped_relus(graph: onnx.GraphProto) -> frozenset[str]:

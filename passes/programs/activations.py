@@ -3,7 +3,7 @@
 Matching is semantic: however a graph spells GELU, its values are GELU's. Parameters (SiLU's beta, a leaky slope, an
 outer factor) are solved for (`passes.programs.solve`), then checked on the whole grid (`passes.match.identify`).
 Programs are in closed form (`passes.programs.closed_forms`), fitted (`passes.programs.fitted`), or gates
-(`passes.programs.gates`).
+(`passes.programs.closed_forms`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from passes.programs import closed_forms, solve
+from passes.programs.closed_forms import gate, line, needs_line, with_line
 from passes.programs.fitted import cheapest, cheapest_gate, in_powers
-from passes.programs.gates import gate, line, needs_line, with_line
-from passes.programs.head import Array
-from passes.programs.program import Arithmetic, Program
+from passes.programs.program import Arithmetic, Array, Program
 from passes.programs.solve import Function, Parameters, Solve
 from rewriter.evaluate.arithmetic import sigmoid, softplus
 from rewriter.graph.elementwise import gelu_tanh, normal_cdf
@@ -40,7 +39,7 @@ class Activation:
     solve: Solve  # parameters from the values of an unknown function; None if it is another activation
     program: Make | None  # None where it is unknown
     usual: Parameters = (1.0,)  # the parameters of the plain activation, which reports omit
-    gate: Make | None = None  # the program of h(g) u; None where `passes.programs.gates.gate` derives it
+    gate: Make | None = None  # the program of h(g) u; None where `passes.programs.closed_forms.gate` derives it
     quick: Make | None = None  # the program with the fewest operations in form `local`, if another one
 
     def label(self, parameters: Parameters) -> str:

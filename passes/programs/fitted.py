@@ -11,9 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from passes.programs.exponentials import Line, Powers
-from passes.programs.head import BiasToken, Head
-from passes.programs.program import Program
+from passes.programs.program import BiasToken, Head, Line, Powers, Program
 
 
 @cache

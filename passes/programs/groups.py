@@ -20,8 +20,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import FACTORED, BiasToken, Head, narrowed
-from passes.programs.program import Program
+from passes.programs.program import FACTORED, BiasToken, Head, Program, narrowed
 
 
 @dataclass(frozen=True)

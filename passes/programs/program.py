@@ -1,23 +1,343 @@
-"""Head programs: one activation as a sum of attention heads (`passes.programs.head`), as plain numbers.
+"""Head programs: one activation as a sum of attention heads, as plain numbers (docs/programs.md).
 
-A program is the sum of its heads plus `linear z + constant`; the linear term is a head that attends only to itself.
+A head attends from one token to itself and to m constant *bias tokens*. With y the neuron's pre-activation,
+
+    self logit        beta y + gamma      self value        c z + d
+    bias-token logit  a_j y + b_j         bias-token value  v_j
+
+where z is y, or in a gated block the other projection. The head returns the softmax-weighted sum of the values. A
+program is the sum of its heads plus `linear z + constant`; the linear term is a head that attends only to itself.
 Errors are over max(1, |f|), in units of the activation's output.
 
-A gate h(g) u in the arithmetic of its model is a program of h whose self values are not y but the line g as attention,
-times u (`passes.programs.exponentials`); as plain heads it is a sum over pairs of keys (`Program.attention`).
+A gate h(g) u in the arithmetic of its model is a program of h whose self values are not y but the line g as attention
+(`Line`), times u; as plain heads it is a sum over pairs of keys (`Program.attention`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 import onnx
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
-from passes.programs.exponentials import Line, Powers
-from passes.programs.head import Array, Head, narrowed
+Array = NDArray[np.float64]
+# Offsets up to this magnitude are taken out of the exponential, e^(a y + b) = e^b e^(a y), as the rounding error of a
+# logit is proportional to its magnitude. For larger ones e^b could leave the range of float32; these belong to steep
+# keys, whose weights are 0 or 1.
+FACTORED = 60.0
+# The same for a head that also has larger offsets: in graphs its exponentials are at least e^-87
+# (`passes.forms.local`), which a factor of e^60 makes non-negligible.
+FACTORED_BESIDE_STEEP = 20.0
+LARGEST_QUERY = 2.0**500  # queries are clipped to it: all weights are 0 or 1 long before
+
+
+def narrowed(number: float, dtype: DTypeLike) -> float:
+    """The nearest number of a type."""
+    return float(np.asarray(number, dtype=dtype))
+
+
+@dataclass(frozen=True)
+class BiasToken:
+    """A constant token in one head: logit `slope y + offset`, value `value`."""
+
+    slope: float = 0.0
+    offset: float = 0.0
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """One attention head over {self, bias tokens}; the self logit is `beta y + gamma`, the self value `c z + d`."""
+
+    beta: float
+    bias_tokens: tuple[BiasToken, ...] = (BiasToken(),)
+    gamma: float = 0.0
+    c: float = 1.0
+    d: float = 0.0
+
+    @property
+    def logits(self) -> list[tuple[float, float]]:
+        return [(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]
+
+    def logits_at(self, y: Array) -> Array:
+        """The logits [keys, ...] at points [...], its own key first; finite for finite y."""
+        slopes, offsets = np.array(self.logits).T
+        query = np.clip(y, -LARGEST_QUERY, LARGEST_QUERY)
+        return np.asarray(np.multiply.outer(slopes, query) + offsets.reshape(-1, *[1] * np.ndim(query)))
+
+    def weights(self, y: Array) -> Array:
+        """The softmax weights [keys, ...] at points [...], its own key first."""
+        weights = self.logits_at(y)
+        weights -= np.max(weights, axis=0)
+        np.exp(weights, out=weights)
+        weights /= np.sum(weights, axis=0)
+        return weights
+
+    @property
+    def crossings(self) -> Array:
+        """The points at which two keys have equal weights: there the weights change, and limits have their kinks."""
+        slopes, offsets = np.array(self.logits).T
+        with np.errstate(all="ignore"):
+            places = -np.subtract.outer(offsets, offsets) / np.subtract.outer(slopes, slopes)
+        return np.unique(places[np.isfinite(places)])
+
+    def evaluate(self, y: Array, z: Array) -> Array:
+        multiple, constant = self.mean(y)
+        return np.asarray(z * multiple + constant)
+
+    def mean(self, y: Array) -> tuple[Array, Array]:
+        """(multiple, constant): the head's output is `z multiple + constant`."""
+        own, *others = self.weights(y)
+        values = [token.value for token in self.bias_tokens]
+        constant = sum((weight * value for weight, value in zip(others, values, strict=True)), own * self.d)
+        return self.c * own, np.asarray(constant)
+
+    @property
+    def multiples(self) -> tuple[tuple[float, float], ...] | None:
+        """All keys (slope, offset) in order, if all values are multiples of z; else None."""
+        if self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
+            return None
+        return tuple(sorted(self.logits))
+
+    @property
+    def zero_bias(self) -> bool:
+        return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
+
+    @property
+    def largest_factored(self) -> float:
+        """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials."""
+        steep = any(abs(token.offset - self.gamma) > FACTORED for token in self.bias_tokens)
+        return FACTORED_BESIDE_STEEP if steep else FACTORED
+
+    def shifted(self, slope: float, offset: float) -> Head:
+        """The same head with `slope y + offset` added to every logit; softmax is invariant to it."""
+        tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)
+        return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
+
+    def scaled(self, inner: float, outer: float) -> Head:
+        """`outer` times the head at `inner y`, whose self value still reads y."""
+        tokens = tuple(BiasToken(t.slope * inner, t.offset, t.value * outer) for t in self.bias_tokens)
+        return Head(self.beta * inner, tokens, self.gamma, self.c * inner * outer, self.d * outer)
+
+    def unscaled(self) -> Head:
+        """The head with self value z + d / c. Multiplied by c last, a value of weight 0 cannot overflow."""
+        tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
+        return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
+
+    def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Head:
+        """The head with coefficients rounded as a graph of type `dtype` stores them.
+
+        If not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise the graph
+        stores, for an offset of at most `largest_factored`, the factor e^offset of the bias token's weight and its
+        product with the value, and these two are rounded. All logits are shifted so that the self logit has no offset,
+        or as `conditioned` does. The factor c is applied after the softmax (`unscaled`).
+        """
+        if self.c not in (0.0, 1.0):
+            scale = narrowed(self.c, dtype)
+            inner = self.unscaled().rounded(dtype, factored=factored, conditioned=conditioned)
+            tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
+            return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
+
+        narrow = partial(narrowed, dtype=dtype)
+
+        def token_of(token: BiasToken) -> BiasToken:
+            if abs(token.offset) > self.largest_factored or not factored:
+                return BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value))
+            weight = narrow(math.exp(token.offset))
+            value = narrow(weight * token.value) / weight
+            return BiasToken(narrow(token.slope), math.log(weight), value)
+
+        plain = self.conditioned() if conditioned else self.shifted(0.0, -self.gamma)
+        tokens = tuple(map(token_of, plain.bias_tokens))
+        return Head(narrow(plain.beta), tokens, *map(narrow, (plain.gamma, plain.c, plain.d)))
+
+    def conditioned(self) -> Head:
+        """The head shifted so that its largest logit at y = 0 is zero: float32 rounds logits by their magnitude."""
+        keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
+        offset, slope = max(keys, key=lambda key: (key[0], -abs(key[1]), key[1]))
+        return self.shifted(-slope, -offset)
+
+
+def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) -> tuple[Head, ...]:
+    """Heads over the same keys (slope, offset), one for every key with a nonzero multiple of z as its value."""
+    tokens = [BiasToken(*key) for key in keys]  # there may be more than multiples
+    return tuple(
+        Head(slope, (*tokens[:place], *tokens[place + 1 :]), offset, multiple)
+        for place, ((slope, offset), multiple) in enumerate(zip(keys, multiples, strict=False))
+        if multiple != 0.0
+    )
+
+
+# -- softmaxes that form `local` writes with few exponentials ----------------------------------------------------------
+#
+# **The line** g as attention is what a gate h(g) u needs: softmax weights are bounded, and h is not.
+# For x = d g, with nodes 0 = r_1 < ... < r_n = 1 symmetric about 1/2 and S(x) = sum_j w_j e^(-r_j x) ~ (1 - e^-x) / x,
+# g ~ (1 - e^-x) / (d S(x)): a softmax over n keys with logits -r_j d g + ln w_j, in which the first key has the value
+# 1 / (d w_1), the last one minus that, and the others are bias tokens of value 0. `max_error` is
+# |S(x) x / (1 - e^-x) - 1|. The exponentials of mirrored nodes, r and 1 - r, are e^(-r x) and e^-x / e^(-r x): their
+# logits are small where they count.
+#
+# **Equally spaced keys** have weights that are powers of one exponential r = e^(c y).
+# For a program y Phi(y) with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r and
+#
+#     h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
+#
+# Nothing that is divided by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is infinite, h is `base` and Phi is 0.
+
+
+LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 are normal float32 numbers
+
+
+@dataclass(frozen=True)
+class Line:
+    """The line g on |g| <= domain."""
+
+    name: str
+    step: float  # d, a power of two up to its sign, which exchanges the two sides
+    end: float  # weight of the keys r = 0 and r = 1
+    pairs: tuple[tuple[float, float], ...]  # (r, w) of the nodes below 1/2; the node 1 - r has the same weight
+    middle: float  # weight of the node 1/2, 0 for none
+    domain: float
+    max_error: float
+
+    @property
+    def lowest(self) -> float:
+        """The g on one side beyond which the line is constant; on the other side that is outside the domain."""
+        return LOWEST / self.step
+
+    @property
+    def largest(self) -> float:
+        """A bound on the line's magnitude: that of the values of its two ends."""
+        return 1.0 / abs(self.step * self.end)
+
+    @cached_property
+    def keys(self) -> tuple[tuple[float, float, float], ...]:
+        """(slope, offset, value) of every key of the softmax whose mean of values is the line; the two ends first."""
+        value = 1.0 / (self.step * self.end)
+        nodes = [(r, w) for rate, w in self.pairs for r in (rate, 1.0 - rate)]
+        nodes += [(0.5, self.middle)] if self.middle else []
+        ends = [(0.0, math.log(self.end), value), (-self.step, math.log(self.end), -value)]
+        return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
+
+    def evaluate(self, g: Array) -> Array:
+        """In float64, with the operations of form `local`."""
+        x = np.clip(self.step * g, LOWEST, HIGHEST)
+        far = np.exp(-x)
+        total = self.end * (1.0 + far)
+        for rate, weight in self.pairs:
+            near = np.exp(-rate * x)
+            total = total + weight * (near + far / near)
+        if self.middle:
+            total = total + self.middle * np.exp(-0.5 * x)
+        return np.asarray((1.0 - far) / (self.step * total))
+
+    def heads(self, head: Head) -> tuple[Head, ...]:
+        """The heads of `head`'s gate: self value c line(g) + d times what the values read.
+
+        A product of two softmaxes is one over all pairs of keys. The self key of `head` makes two heads, one per end of
+        the line, if c is not 0. Constant values, which are multiples of what the values read, need no line: they are
+        heads over the keys of `head` alone.
+        """
+        multiples = [head.d, *(token.value for token in head.bias_tokens)]
+        ends = [head.c * value for _, _, value in self.keys[:2]]
+        # Relative to the self key, which comes first: beside a steep slope, the line's would be rounded.
+        relative = [(slope - head.beta, offset - head.gamma) for slope, offset in head.logits]
+        pairs = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
+        return (*heads_over(pairs, ends), *heads_over(head.logits, multiples))
+
+    def rounded(self, dtype: DTypeLike) -> Line:
+        narrow = partial(narrowed, dtype=dtype)
+        pairs = tuple((narrow(rate), narrow(weight)) for rate, weight in self.pairs)
+        return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)
+
+
+REACH = 80.0  # c y is at most this: e^80 is finite in float32, and Phi is 1 long before
+
+
+@dataclass(frozen=True)
+class Powers:
+    """The multiple `factor` Phi(y) of what the values read."""
+
+    step: float  # c
+    parts: tuple[float, ...]  # the b
+    shifts: tuple[float, ...]  # the s, as many
+    pairs: int = 0  # how many fractions of two levels there are; theirs are the last parts and shifts
+    base: float = 0.0  # h far from 0
+    factor: float = 1.0
+
+    @property
+    def fractions(self) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """Each fraction as (b, s) of its levels, one or two."""
+        levels = tuple(zip(self.parts, self.shifts, strict=True))
+        single = len(levels) - 2 * self.pairs
+        paired = zip(levels[single::2], levels[single + 1 :: 2], strict=True)
+        return (*((level,) for level in levels[:single]), *paired)
+
+    @property
+    def polynomials(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """P and R: coefficients of the same degrees, highest power first; P has a leading 1."""
+        p, r = np.ones(1), np.array([self.base])
+        for fraction in self.fractions:
+            bottom, top = np.ones(1), np.zeros(1)
+            for part, shift in reversed(fraction):
+                bottom, top = np.asarray(np.polyadd(np.polymul([1.0, shift], bottom), top)), part * bottom
+            r = np.asarray(np.polyadd(np.polymul(r, bottom), np.polymul(p, top)))
+            p = np.asarray(np.polymul(p, bottom))
+        return tuple(p.tolist()), tuple(np.pad(r, (len(p) - len(r), 0)).tolist())
+
+    def mean(self, y: Array) -> Array:
+        """`factor` Phi(y) in float64, with the operations of form `local`."""
+        with np.errstate(over="ignore", divide="ignore"):
+            # Nothing is clipped on the other side: 1/r may be infinite.
+            r = np.exp(np.minimum(self.step * y, REACH))
+            inverse = 1.0 / r
+            z = r + inverse
+            h = np.asarray(self.base)
+            for fraction in self.fractions:
+                below: Array = np.zeros(())
+                for part, shift in reversed(fraction):
+                    below = np.asarray(part / (z + shift + below))
+                h = h + below
+            own = r + h
+            return np.asarray(self.factor * (own / (own + (inverse + h))))
+
+    def scaled(self, inner: float, outer: float) -> Powers:
+        """The multiple of y in `outer f(inner y)`, f being y times this one."""
+        return replace(self, step=self.step * inner, factor=self.factor * inner * outer)
+
+    def rounded(self, dtype: DTypeLike) -> Powers:
+        narrow = partial(narrowed, dtype=dtype)
+        parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
+        return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The same as heads: one for every key with a nonzero multiple, all over the same keys."""
+        p, r = map(_expanded, self.polynomials)
+        shared = np.pad(r, 1)
+        # Index n + j belongs to r^j; a product with r or 1/r shifts by one.
+        own, other = np.pad(p, (2, 0)) + shared, np.pad(p, (0, 2)) + shared
+        weights = own + other
+        count = len(weights) // 2
+        keys = [(j * self.step, math.log(weight)) for j, weight in zip(range(-count, count + 1), weights, strict=True)]
+        return heads_over(keys, (self.factor * own / weights).tolist())
+
+
+def _expanded(coefficients: tuple[float, ...]) -> Array:
+    """A polynomial in z = r + 1/r, highest power first, as the coefficients of r^-n ... r^n."""
+    result = np.array(coefficients[:1])
+    for coefficient in coefficients[1:]:
+        # Horner's rule: the product with z shifts the coefficients both ways.
+        result = np.pad(result, (0, 2)) + np.pad(result, (2, 0))
+        result[len(result) // 2] += coefficient
+    return result
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -154,7 +474,7 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> P
     return replace(result, coefficient_error=change) if change else program
 
 
-# -- arithmetics: steepness of limits and negligible errors, by element type ----------------------------------------
+# -- arithmetics: steepness of limits and negligible errors, by element type --------------------------------------
 
 
 @dataclass(frozen=True)
@@ -165,7 +485,7 @@ class Arithmetic:
     tolerance: float  # errors of programs that this arithmetic cannot distinguish from 0
     small: float  # the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64
     limit: float  # the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|
-    lines: str  # the lines (`passes.programs.exponentials`) for "single", "double" or "half" precision
+    lines: str  # the lines for "single", "double" or "half" precision
     narrow: str = ""  # lines with fewer keys, for gates whose self value counts near 0 only
     pairs: str = ""  # lines of gates over pairs of keys, in forms that pay for every head, where the limit is too far
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from passes.programs.head import Array
+from passes.programs.program import Array
 
 Function = Callable[[Array], Array]
 Parameters = tuple[float, ...]

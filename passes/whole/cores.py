@@ -4,16 +4,28 @@
 
 Everything else between embedding and unembedding must be a converted block, linear, a norm, a gate or data movement:
 `cores_of` names what is none of these.
+
+What is added to the scores is by position alone, which W_QK can hold, or by data. The graph's own nodes compute it at
+several lengths, from shapes alone. What is the same number for the same two positions at each of them is an entry of a
+table. What is data stays an addition; pairs that it forbids for any data, by their positions, are entries of the table
+too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import floor, log2, prod
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
+from onnx import helper
 
+from passes.sizes import Shapes, Sizes, shapes_at
+from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import ancestors
 from rewriter.graph.types import FLOATS
@@ -23,7 +35,7 @@ from rewriter.graph.walk import iter_nodes, reads, subgraphs
 Step = tuple[int, int]  # index of a node, and which of its operands is the scores or the pattern
 SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
 LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
-_SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
+SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
 _GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}  # between a softmax and the product with values
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
@@ -111,7 +123,7 @@ class _Finder:
         scores, steps = softmax.input[0], list[Step]()
         while not self._is_product(node := self.view.made_by(scores)):
             ways = [place for place, name in enumerate(() if node is None else node.input) if self._leads(name)]
-            if node is None or node.op_type not in _SCORING or not ways:
+            if node is None or node.op_type not in SCORING or not ways:
                 reason = "its scores are not a product of queries and keys, scaled, masked or capped"
                 raise LostError.at(softmax if node is None else node, reason)
             steps.append((self.view.producer[scores], ways[0]))
@@ -120,7 +132,7 @@ class _Finder:
 
     def _leads(self, tensor: str) -> bool:
         """Whether scores come from a tensor."""
-        return any(self._is_product(self.view.made_by(name)) for name in self.view.back(tensor, _SCORING))
+        return any(self._is_product(self.view.made_by(name)) for name in self.view.back(tensor, SCORING))
 
     def _is_product(self, node: onnx.NodeProto | None) -> bool:
         """Whether a node multiplies two tensors that depend on data."""
@@ -141,3 +153,248 @@ class _Finder:
             raise LostError.at(node, "it mixes tokens outside a softmax")
         if behind and kind in _NO_HEADS:
             raise LostError.at(node, "it would stay in a network of attention only")
+
+
+# -- what is added to scores -------------------------------------------------------------------------------------------
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Term = tuple[str, tuple[str, ...]]  # what a node adds to scores: an operator and its operands, an empty one 0
+Case = tuple[int, int]  # numbers of tokens, and of tokens before them in a cache
+OMEGA = 2.0**60  # no finite mask lowers a score by more
+LOWEST = -4.0 * OMEGA
+_LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
+_USUAL = (_LENGTHS[-1], 0)
+_SIZES = ("Shape", "Size")
+_DATA_TRIALS = 8
+_MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
+_MAX_READ = 2**24  # elements of the weights from which a table is computed
+
+
+@dataclass(frozen=True)
+class Data:
+    """A term that depends on data."""
+
+    term: Term
+    sizes: Sizes
+    low: float = 0.0  # what it adds to a forbidden score
+    allowed: Mask | None = None  # [T, T], without what positions forbid
+
+    @property
+    def share(self) -> float:
+        """A power of two by which it is multiplied, so that bias tokens can weigh less."""
+        return min(1.0, 2.0 ** floor(60.0 - log2(-self.low))) if -np.inf < self.low < 0.0 else 1.0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a core: q k^T, scaled, perhaps capped, plus a table by position, plus data."""
+
+    table: Array  # [heads or 1, T, T] of query and key
+    data: tuple[Data, ...] = ()
+    scales: tuple[Step, ...] = ()  # of queries
+    layout: tuple[int, ...] = ()  # nodes that split or insert axes before the last two
+    cap: tuple[Step, ...] = ()  # up to a tanh of the product, and its scale
+
+    @property
+    def bias(self) -> float:
+        """The score of bias tokens: above pairs forbidden by -infinity, which may be all of a row; below all others."""
+        infinite = self.table.min() < -OMEGA or any(each.low == -np.inf for each in self.data)
+        return -OMEGA if infinite else LOWEST
+
+
+class Reader:
+    """Reads the scores of cores; `read` reads initializers."""
+
+    def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read) -> None:
+        self.view, self.read = view, read
+        self.shapes: Callable[[int, int], Shapes] = cache(lambda *case: self._shapes(model, *case))
+        self._data = data_of(view)
+        self._constants = Constants(view, read)
+        self._known = dict[tuple[Term, Sizes], Array | Data]()
+        self._stops = frozenset(name for node in view.nodes if node.op_type in _SIZES for name in node.output)
+        # Inputs by head hold past keys and values if outputs by head hold the next ones.
+        types = {name: view.type_of(name) for name in (*view.inputs, *view.outputs)}
+        caches = {name for name, kind in types.items() if kind.elem_type in FLOATS and (kind.rank or 0) >= 4}
+        pasts = caches.intersection(view.inputs) if not caches.isdisjoint(view.outputs) else ()
+        dims = ((name, axis, dim) for name in pasts for axis, dim in enumerate(types[name].shape or ()) if axis)
+        self._pasts = {dim or f"{name}[{axis}]" for name, axis, dim in dims if not isinstance(dim, int)}
+
+    def count(self, core: Core) -> int | None:
+        """The larger number of queries and keys; None where inputs decide. Raises LostError."""
+        product = self.view.nodes[core.product]
+        sides = [self.sizes(name) for name in product.input]
+        if any(None in sizes or len(sizes) < 3 for sizes in sides):
+            raise LostError.at(product, "its queries and keys are not [batch, heads, tokens, d_head]")
+        count = max(sides[0][-2] or 0, sides[1][-1] or 0)
+        return None if self.tokens(product.output[0]) else count
+
+    def scores(self, core: Core, longest: int) -> Scores:
+        """The scores of a core with positions up to `longest`. Raises LostError if W_QK cannot hold them."""
+        product, steps, count = self.view.nodes[core.product], [*core.before], self.count(core) or 0
+        if count > longest:
+            raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {longest} to {count}")
+        caps = [place for place, (index, _) in enumerate(steps) if self.view.nodes[index].op_type == "Tanh"]
+        end = caps[-1] + 1 if caps else 0
+        while caps and end < len(steps) and self._factor(steps[end]) is not None:
+            end += 1
+        cap, steps = steps[:end], steps[end:]
+        found = Scores(np.zeros((1, longest, longest)), cap=tuple(cap))
+        for index, place in steps:
+            node = self.view.nodes[index]
+            others = [name for at, name in enumerate(node.input) if at != place and name]
+            lows = [self._constants.scalar(name) for name in others if node.op_type == "Max"]
+            empty = not (found.table.any() or found.data or cap)
+            if node.op_type in ("Add", "Sub", "Where"):
+                found = self._added(found, product, node, place)
+            elif (factor := self._factor((index, place))) is not None and not cap and not found.data:
+                if found.table.any() and np.isnan(factor):
+                    raise LostError.at(node, "data scales what is added to its scores by position")
+                table = found.table * factor if found.table.any() else found.table
+                found = replace(found, scales=(*found.scales, (index, place)), table=table)
+            elif node.op_type in LAYOUT and empty:
+                found = replace(found, layout=(*found.layout, index))
+            elif node.op_type not in SAME_SCORES and not all(low is not None and low <= -1e9 for low in lows or [None]):
+                raise LostError.at(node, "it changes the scores in a way that W_QK cannot hold")
+        return found
+
+    def _factor(self, step: Step) -> float | None:
+        """The number by which a step multiplies the scores of each head, NaN if unknown; None if it does not."""
+        node = self.view.nodes[step[0]]
+        if node.op_type not in ("Mul", "Div") or (node.op_type == "Div" and step[1]):
+            return None
+        other = node.input[1 - step[1]]
+        factor = self._constants.scalar(other)
+        if any(size != 1 for size in self.sizes(other)[-2:]):
+            return None
+        return np.nan if factor is None else 1.0 / factor if node.op_type == "Div" else factor
+
+    def _added(self, found: Scores, product: onnx.NodeProto, node: onnx.NodeProto, place: int) -> Scores:
+        sizes = self.sizes(product.output[0])
+        for term in self._terms(node, place):
+            if (term, sizes) not in self._known:
+                static = self._data.isdisjoint(term[1])
+                read = (self._table if static else self._of_data)(term, product, len(found.table[0]))
+                if isinstance(read, str):
+                    raise LostError.at(node, f"what it adds to the scores {read}")
+                self._known[term, sizes] = read
+            made = self._known[term, sizes]
+            if not isinstance(made, Data):
+                made = np.where(made == -np.inf, LOWEST, np.maximum(made, -OMEGA))
+            else:
+                found = replace(found, data=(*found.data, made))
+                forbidden = LOWEST if made.low == -np.inf else made.low * made.share
+                made = np.zeros((1, 1, 1)) if made.allowed is None else np.where(made.allowed, 0.0, forbidden)[None]
+            found = replace(found, table=np.maximum(found.table + made, LOWEST))
+        return found
+
+    def _terms(self, node: onnx.NodeProto, place: int) -> Iterator[Term]:
+        """What a node adds; a sum of a table and data in two terms."""
+        if node.op_type == "Where":
+            yield "Where", tuple("" if at == place else name for at, name in enumerate(node.input))
+            return
+        maker, parts = self.view.made_by(node.input[1 - place]), [node.input[1 - place]]
+        if maker is not None and maker.op_type == "Add" and len(self._data.intersection(maker.input)) == 1:
+            parts = list(maker.input)
+        for part in parts:
+            yield "Neg" if node.op_type == "Sub" else "Identity", (part,)
+
+    # -- their values
+
+    def _table(self, term: Term, product: onnx.NodeProto, most: int) -> Array | str:
+        """The table of a term, if all data is 1; else why there is none."""
+        table = np.full((1, most, most), np.nan)
+        cases = [_USUAL]
+        if self.tokens(product.output[0]):
+            cases = [(length, 0) for length in sorted({*_LENGTHS, most}) if length <= most]
+            cases += [_CACHED] if self._pasts and most >= sum(_CACHED) else []
+        for case in cases:
+            square = self._square(term, product, case, np.ones)
+            if square is None and case == _CACHED:
+                continue  # its sizes are not the sums that the names of dimensions say
+            if square is None or (square != square[:1]).any():
+                return "cannot be computed by position alone"
+            if not (square < np.inf).all() or (square.size and (square == -np.inf).all(-1).any()):
+                return "is not finite, or -infinity for all keys of a token"
+            one = square[0, :1] if (square[0] == square[0, :1]).all() else square[0]
+            table = np.repeat(table, len(one), axis=0) if len(one) > len(table) else table
+            start = max(0, one.shape[2] - one.shape[1])
+            part = table[:, start : start + one.shape[1], : one.shape[2]]
+            if ((part != one) & ~np.isnan(part)).any():
+                return "depends on the length"
+            part[:] = one
+        return np.where(np.isnan(table), 0.0, table)
+
+    def _of_data(self, term: Term, product: onnx.NodeProto, most: int) -> Data:
+        sizes = [self.sizes(name) for name in term[1] if name]
+        found = Data(term, max(sizes, key=len))
+        # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
+        table, rng = self._table(term, product, most), np.random.default_rng(0)
+        if isinstance(table, str) or len(table) > 1 or most < _LENGTHS[-1]:
+            return found
+        forbidden, low = table[0] != 0.0, {*np.unique(table[table != 0.0])}
+        for _ in range(_DATA_TRIALS):
+            square = self._square(term, product, _USUAL, lambda shape: rng.integers(0, 2, shape))
+            if square is None or (square[..., forbidden[: square.shape[2], : square.shape[3]]] == 0.0).any():
+                return found
+            low.update(np.unique(square[square != 0.0]))
+        if len(low) != 1 or not min(low) <= -_MIN_PENALTY:
+            return found
+        return replace(found, low=float(min(low)), allowed=~forbidden if forbidden.any() else None)
+
+    def _square(self, term: Term, product: onnx.NodeProto, case: Case, fill: Callable[..., object]) -> Array | None:
+        """What is added to scores, [batch, heads or 1, queries, keys]; None where that cannot be computed."""
+        sizes = tuple(size or 0 for size in self.shapes(*case).of(product.output[0]) or ())
+        if 0 in sizes:  # keys of an encoder that are in a cache
+            return np.zeros((1, 1, *sizes[-2:]))
+        try:
+            made = np.asarray(self._value(term, case, fill), np.float64)
+            square = np.broadcast_to(made, (*made.shape[:-2], *sizes[-2:]))
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception
+            return None
+        heads = 1 if len(sizes) < 4 or made.ndim < 3 else made.shape[-3]
+        return square.reshape(-1, heads, *sizes[-2:])
+
+    def _value(self, term: Term, case: Case, fill: Callable[..., object]) -> NDArray[np.generic]:
+        """A term computed by the graph's nodes. Raises any Exception."""
+        view, shapes, names = self.view, self.shapes(*case), [name for name in term[1] if name]
+        above = sorted(ancestors(view, self._stops, names))
+        feeds: dict[str, NDArray[np.generic]] = {}
+        kept = list[onnx.TensorProto]()
+        for name in sorted({name for index in above for name in reads(view.nodes[index])}.union(names)):
+            if name in self._stops:
+                feeds[name] = np.asarray(shapes.values.numbers(name), np.int64)
+            elif name in view.inputs:
+                dtype = helper.tensor_dtype_to_np_dtype(view.type_of(name).elem_type)
+                feeds[name] = np.asarray(fill(shapes.of(name)), dtype)
+            elif name in view.initializers:
+                kept.append(view.initializers[name])
+        if sum(prod(each.dims) for each in kept) > _MAX_READ:
+            raise LostError("it is computed from large weights", names[0])
+        kept = [onnx.numpy_helper.from_array(self.read(each), each.name) for each in kept]
+        outputs = [f"term_{place}" for place in range(len(names))]
+        operator = "Identity" if term[0] == "Where" else term[0]
+        last = [helper.make_node(operator, [name], [made]) for name, made in zip(names, outputs, strict=True)]
+        first, *other = computed([*(view.nodes[at] for at in above), *last], feeds, outputs, view.opsets, kept)
+        return np.where(first.astype(np.bool_) == bool(term[1][1]), other[0], 0.0) if other else np.asarray(first)
+
+    # -- sizes
+
+    def sizes(self, tensor: str) -> Sizes:
+        """The shape of a tensor at some length. Raises LostError if it is not known."""
+        if (found := self.shapes(*_USUAL).of(tensor)) is None:
+            raise LostError(f"the shape of '{tensor}' is not known", tensor)
+        return found
+
+    def tokens(self, tensor: str) -> set[int]:
+        """The axes, from the end, whose lengths depend on the inputs."""
+        pairs = [*zip(*(self.shapes(length, 0).of(tensor) or () for length in _LENGTHS[-2:]), strict=False)]
+        return {axis - len(pairs) for axis, (one, other) in enumerate(pairs) if one != other}
+
+    def _shapes(self, model: onnx.ModelProto, length: int, past: int) -> Shapes:
+        def size_of(_: str, axis: int, name: str) -> int:
+            if not axis or name in self._pasts:
+                return past if axis else _BATCH
+            return length + past * (not self._pasts.isdisjoint(name.split(" + ")))
+
+        return shapes_at(model, self.view, size_of, self.read)

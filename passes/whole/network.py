@@ -19,12 +19,11 @@ from onnx import TensorProto
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder
-from passes.forms.square import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores, type_of_positions
+from passes.forms.softmax import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores, type_of_positions
 from passes.forms.sublayer import LARGEST_PATTERN, default_omega
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.groups import groups_of
-from passes.whole.cores import SAME_SCORES, Core, cores_of
-from passes.whole.tables import OMEGA, Array, Data, Mask, Reader, Scores
+from passes.whole.cores import OMEGA, SAME_SCORES, Array, Core, Data, Mask, Reader, Scores, cores_of
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement
 from rewriter.graph.extract import cut

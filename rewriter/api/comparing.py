@@ -50,12 +50,7 @@ def validate(
 
 @described(CompareKeywords, Settings, CompareOptions)
 def diff(
-    a: Source,
-    b: Source,
-    *,
-    outputs: bool = True,
-    progress: Progress | None = None,
-    **options: Unpack[CompareKeywords],
+    a: Source, b: Source, *, outputs: bool = True, progress: Progress | None = None, **options: Unpack[CompareKeywords]
 ) -> Comparison:
     """Compare two models: their files (operators, weights bit for bit, declarations), and what they compute.
 

@@ -37,13 +37,7 @@ class Inspection(Result):
         return {**self.report.to_json(), **plain_data(found)}
 
 
-def inspect(
-    model: Source,
-    *,
-    scope: str = "mlp",
-    gate: str = "heads",
-    tokens: int = DEFAULT_TOKENS,
-) -> Inspection:
+def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: int = DEFAULT_TOKENS) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 
     Args:

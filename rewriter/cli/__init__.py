@@ -27,11 +27,9 @@ except ImportError as error:
     click.echo(f"rewrite: {error}", err=True)
     sys.exit(2)
 
-from rewriter.cli.convert import convert
-from rewriter.cli.inspect import doctor, inspect
 from rewriter.cli.interpret import attribute, graph, heads, rank, run_cached
+from rewriter.cli.models import bench, certify, convert, diff, doctor, inspect, validate
 from rewriter.cli.options import with_json_files
-from rewriter.cli.pairs import bench, certify, diff, validate
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.text import quoted
 

@@ -33,8 +33,8 @@ from rewriter.proof.settings import Settings
 from rewriter.text import counted, one_line
 
 if TYPE_CHECKING:
-    from rewriter.interpret.against import ChangedHeads
     from rewriter.interpret.index import HeadIndex
+    from rewriter.interpret.interventions import ChangedHeads
     from rewriter.interpret.rank import Compositions, HeadTokens
     from rewriter.interpret.text import Text
 
@@ -406,8 +406,8 @@ def rank(
     the outputs' error goes when one of them alone is MODEL's again.
     """
     check_report(report, (model, against, *_files_of(inputs)))
-    from rewriter.interpret.against import changed_heads
     from rewriter.interpret.index import heads as index_of
+    from rewriter.interpret.interventions import changed_heads
     from rewriter.interpret.rank import compositions, head_tokens
 
     if (against is None) != (inputs is None):

@@ -128,10 +128,7 @@ def write_report(report: Path | None, data: Callable[[], Mapping[str, Any]]) -> 
 
 
 def carried_out(
-    report: Path | None,
-    call: Callable[[Progress], Found],
-    show: Callable[[Console, Found], object],
-    **how: bool,
+    report: Path | None, call: Callable[[Progress], Found], show: Callable[[Console, Found], object], **how: bool
 ) -> int:
     """Call, write the JSON if requested, print, and return the exit status; `how` is verbose or quiet."""
     from rewriter.report.terminal import Console

@@ -24,28 +24,19 @@ from rewriter.graph.view import constant_of, holder_name, key_of, operator_of, o
 from rewriter.graph.walk import is_external, iter_nodes, subgraphs
 from rewriter.text import counted, decoded, quoted
 
-_REMARKS = ("unused opset", "metadata", "model")
-"""Entries that do not affect the computation."""
+_REMARKS = ("unused opset", "metadata", "model")  # entries that do not affect the computation
 _SIGNATURE = ("input", "output")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference.
+    """One difference."""
 
-    Attributes:
-        what: `weight`, or the kind of entry: `opset`, `input`, `metadata`.
-        name: its name, that of a weight in a body behind the path to the body.
-        a: what A has there: element type and dims, or a text; None if A lacks it.
-        b: the same for B.
-        how: of a weight that both have, the number of elements that differ and the largest |B - A|.
-    """
-
-    what: str
-    name: str
-    a: str | None
-    b: str | None
-    how: str = ""
+    what: str  # `weight`, or the kind of entry: `opset`, `input`, `metadata`
+    name: str  # its name, that of a weight in a body behind the path to the body
+    a: str | None  # what A has there: element type and dims, or a text; None if A lacks it
+    b: str | None  # the same for B
+    how: str = ""  # of a weight that both have, the number of elements that differ and the largest |B - A|
 
     @property
     def text(self) -> str:
@@ -56,21 +47,14 @@ class Change:
 
 @dataclass(frozen=True)
 class GraphDifference:
-    """The differences between two files.
+    """The differences between two files."""
 
-    Attributes:
-        operators: maps every operator, also in control-flow bodies, to its counts in A and in B, as the files have it.
-        tensors: the weights that differ.
-        same_tensors: number of A's weights that B has bit for bit.
-        fields: differences in inputs, outputs, and opsets.
-        remarks: differences in metadata, producer and IR version, which do not affect the computation.
-    """
-
+    # maps every operator, also in control-flow bodies, to its counts in A and in B, as the files have it
     operators: Mapping[str, tuple[int, int]]
-    tensors: tuple[Change, ...]
-    same_tensors: int
-    fields: tuple[Change, ...]
-    remarks: tuple[Change, ...]
+    tensors: tuple[Change, ...]  # the weights that differ
+    same_tensors: int  # number of A's weights that B has bit for bit
+    fields: tuple[Change, ...]  # differences in inputs, outputs, and opsets
+    remarks: tuple[Change, ...]  # differences in metadata, producer and IR version, which do not affect the computation
     also: ClassVar = ("same",)
 
     @property

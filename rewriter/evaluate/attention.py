@@ -23,10 +23,8 @@ from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.scalar import add, div, mul
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
-_NOWHERE = 2**31
-"""A position that no query sees."""
-_HEADED, _PACKED = 4, 5
-"""Axes of [batch, heads, tokens, channels], and of [batch, tokens, heads, 2 or 3, channels]."""
+_NOWHERE = 2**31  # a position that no query sees
+_HEADED, _PACKED = 4, 5  # axes of [batch, heads, tokens, channels], and of [batch, tokens, heads, 2 or 3, channels]
 
 
 def by_head(call: Call, x: Any, heads: int) -> Any:

@@ -19,17 +19,11 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-import rewriter.evaluate.attention
-import rewriter.evaluate.control
-import rewriter.evaluate.moves
-import rewriter.evaluate.products
-import rewriter.evaluate.quantised
-import rewriter.evaluate.reductions
-import rewriter.evaluate.scalar
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
+from rewriter.evaluate import attention, moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
-from rewriter.evaluate.kernels import Kernels
+from rewriter.evaluate.nodes import CONTROL, Kernels, control
 from rewriter.evaluate.scalar import INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
@@ -303,8 +297,8 @@ class Evaluator:
     def _computed(self, call: Call, operands: list[Any], environment: MutableMapping[str, Any]) -> Any:
         node, kind = call.node, call.kind
         domain = key_of(node)[0]
-        if kind in rewriter.evaluate.control.CONTROL and not domain:
-            return rewriter.evaluate.control.control(call, operands, environment)
+        if kind in CONTROL and not domain:
+            return control(call, operands, environment)
         self._note_tables(call, operands)
         depends = any(isinstance(each, (Value, list)) for each in operands)
         if call.decided and kind in PRODUCTS and not depends:

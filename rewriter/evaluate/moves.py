@@ -12,22 +12,19 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, integers, is_float
+from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, is_float
 from rewriter.evaluate.table import Call, operator
 
-PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))
-"""Operators that select entries."""
+PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))  # operators that select entries
 
 SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
 """Operators that keep values and their order; axes may be split, merged, added or dropped."""
 
 CASTS = frozenset(("Cast", "CastLike"))
 
-SAME_NUMBERS = SAME_ENTRIES | {"Cast"}
-"""The same, or casts."""
+SAME_NUMBERS = SAME_ENTRIES | {"Cast"}  # the same, or casts
 
-REARRANGED = SAME_NUMBERS | {"Transpose"}
-"""The same, or in another order."""
+REARRANGED = SAME_NUMBERS | {"Transpose"}  # the same, or in another order
 
 NOT_LARGER = REARRANGED | {"Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear", "ScatterElements"}
 """Operators, beside elementwise ones, whose output is not larger than their operands."""
@@ -331,7 +328,9 @@ def _cast(call: Call, x: Any, like: Any = None) -> Any:
     x = call.lift(x)
     if dtype.kind == "b":
         holds = ~call.f.vanishes(x.entries)
-        return holds if x.masks is None else holds | (call.f.masks_decide(x.masks) != 0)
+        if x.masks is None or not isinstance(call.f, Field):
+            return holds
+        return holds | (call.f.masks_decide(x.masks) != 0)
     if real:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)
     if call.f.reads_values and not x.grid:

@@ -14,12 +14,9 @@ from rewriter.evaluate.scalar import activated, add, mul
 from rewriter.evaluate.table import Call, operator
 
 NCHWC = "com.microsoft.nchwc"
-_LARGEST_COUNT = 2**16
-"""Counts of masking constants beyond this are not believed."""
-_BLOCKS = (16, 8)
-"""Channels that onnxruntime's layout in blocks keeps together."""
-_ELLIPSIS = "01234567"
-"""Labels of the axes under an ellipsis, the last one first in no equation."""
+_LARGEST_COUNT = 2**16  # counts of masking constants beyond this are not believed
+_BLOCKS = (16, 8)  # channels that onnxruntime's layout in blocks keeps together
+_ELLIPSIS = "01234567"  # labels of the axes under an ellipsis, the last one first in no equation
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------

@@ -84,16 +84,11 @@ Operator = Callable[..., Any]
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
 """By domain and name; an operator of onnxruntime without a row is looked up under ONNX's domain, and the other way."""
-MOVES: set[str] = set()
-"""Operators that move data: each entry of the output is one of an operand's, or a constant."""
-ALWAYS: set[str] = set()
-"""Operators whose rows are used for plain arrays too, instead of the runtime's kernel."""
-ELEMENTWISE: set[tuple[str, str]] = set()
-"""Operators that compute an entry from entries at the same place."""
-PRODUCTS: set[str] = set()
-"""Operators that multiply by a weight."""
-TABLES: set[str] = set()
-"""Operators that may read a part of a table."""
+MOVES: set[str] = set()  # operators that move data: each entry of the output is one of an operand's, or a constant
+ALWAYS: set[str] = set()  # operators whose rows are used for plain arrays too, instead of the runtime's kernel
+ELEMENTWISE: set[tuple[str, str]] = set()  # operators that compute an entry from entries at the same place
+PRODUCTS: set[str] = set()  # operators that multiply by a weight
+TABLES: set[str] = set()  # operators that may read a part of a table
 
 
 def operator(

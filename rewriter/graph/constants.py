@@ -24,14 +24,12 @@ AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
 """Reads the values of a tensor, inline or external, in its own element type."""
 
-Sizes = Callable[[str], Sequence[int | None] | None]
-"""The shape of a tensor; None for an unknown size or rank."""
+Sizes = Callable[[str], Sequence[int | None] | None]  # the shape of a tensor; None for an unknown size or rank
 
 _MAX_KEPT, _MAX_COMPUTED = 1024, 2**31
 """Maximum elements of a value that is kept, or read without the caller's reader; and of one that is computed."""
 
-_MAX_DEPTH = 64
-"""Maximum number of nodes in a chain."""
+_MAX_DEPTH = 64  # maximum number of nodes in a chain
 
 COMPUTED = NOT_LARGER | {name for domain, name in elementwise.OPERATORS if not domain}
 """Operators of ONNX whose output is not larger than their operands."""

@@ -23,8 +23,7 @@ from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import attributes, key_of
 from rewriter.graph.walk import all_graphs, own_names
 
-Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
-"""Expands an operator; None if it stays."""
+Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]  # expands an operator; None if it stays
 
 
 def step(

@@ -39,8 +39,7 @@ EXPERTS: Mapping[tuple[str, str], Sequence[str]] = {
 """The operators, with names for their operands; further operands of QMoE belong to non-integer weights."""
 
 _ACTIVATIONS = (b"relu", b"gelu", b"silu", b"swiglu")
-_OPSET = 15
-"""The first opset with all operators of the definition."""
+_OPSET = 15  # the first opset with all operators of the definition
 _KERNEL = "onnxruntime's CPU kernel"
 
 

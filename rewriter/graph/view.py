@@ -20,8 +20,7 @@ import rewriter.evaluate.moves as rows
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.walk import own_names, reads, subgraphs
 
-ONNX_DOMAINS = ("", "ai.onnx")
-"""Spellings of the default operator domain."""
+ONNX_DOMAINS = ("", "ai.onnx")  # spellings of the default operator domain
 
 PARTS, REARRANGED, SAME_ENTRIES, SAME_NUMBERS = rows.PARTS, rows.REARRANGED, rows.SAME_ENTRIES, rows.SAME_NUMBERS
 _QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
@@ -36,8 +35,7 @@ Path = tuple[tuple[str, str], ...]
 Names survive what replacements do to the order and number of nodes, indices do not.
 """
 
-Place = tuple[Path, str]
-"""A tensor: the path of its graph, and its name, which is unique only in that graph."""
+Place = tuple[Path, str]  # a tensor: the path of its graph, and its name, which is unique only in that graph
 
 
 @dataclass(frozen=True)

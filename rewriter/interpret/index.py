@@ -24,7 +24,7 @@ from passes.match.projections import Projection, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
 from passes.programs.groups import Group
-from passes.programs.head import BiasToken
+from passes.programs.program import BiasToken
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically

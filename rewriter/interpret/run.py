@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from passes.match.projections import Projection
-from passes.programs.head import Head
+from passes.programs.program import Head
 from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import Source
@@ -27,8 +27,7 @@ from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.reference import NoReference, open_reference
-from rewriter.proof.run import Side, open_model
+from rewriter.proof.run import NoReference, Side, open_model, open_reference
 
 Values = Mapping[str, Array]
 _TENSORS_AT_ONCE = 16  # evaluated in float64

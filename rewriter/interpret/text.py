@@ -16,8 +16,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
-from rewriter.proof.inputs.cases import Case, Maker
-from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.cases import Case, Maker, load_cases
 from rewriter.proof.inputs.specs import Role
 from rewriter.proof.settings import Inputs, as_given
 from rewriter.text import quoted

@@ -33,8 +33,7 @@ _UNITS_WITH_BYTES = 2.0**10
 """Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which changes
 the outputs by 1e-3 and more, and small models may need more draws to show it."""
 
-FREQUENCY = 12345.678
-"""Decorrelates the noise of values that differ by 1e-3 or more."""
+FREQUENCY = 12345.678  # decorrelates the noise of values that differ by 1e-3 or more
 
 _FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 _WIDE: Mapping[int, int] = {_FLOAT: _FLOAT, TensorProto.FLOAT16: _FLOAT, _DOUBLE: _DOUBLE}

@@ -24,7 +24,7 @@ from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.proof.records import UNCLAIMED, Certificate, Claim, Claimed, Refusal
 from rewriter.proof.values.compare import compare
 
-_DIGITS = {
+_DIGITS: Mapping[int, int] = {
     onnx.TensorProto.BFLOAT16: 8, onnx.TensorProto.FLOAT16: 11, onnx.TensorProto.FLOAT: 24, onnx.TensorProto.DOUBLE: 53,
 }  # fmt: skip
 """Bits of precision of the types that models compute in."""
@@ -34,27 +34,15 @@ def prove(
     original: LoadedModel,
     rewritten: LoadedModel,
     *,
-    claims: Mapping[Place, Claimed] | None = None,
-    blocks: Sequence[Claim] = (),
-    limit: float = UNCLAIMED,
-    names: Mapping[str, str] | None = None,
-    dims: Mapping[str, int] | None = None,
-    longest: int | None = None,
-    isolate: bool = False,
+    claims: Mapping[Place, Claimed] | None = None,  # by tensor of the original, what its replacement is held to
+    blocks: Sequence[Claim] = (),  # what was replaced. Each must have been, by heads
+    limit: float = UNCLAIMED,  # of all other activations
+    names: Mapping[str, str] | None = None,  # inputs and outputs of the original that `rewritten` calls otherwise
+    dims: Mapping[str, int] | None = None,  # sizes of symbolic dimensions, where they are not free
+    longest: int | None = None,  # the longest sequence that the rewritten model takes; None for any
+    isolate: bool = False,  # distinguish several differences of small models
 ) -> Certificate:
-    """Prove that `rewritten` computes the outputs of `original`, or say where it does not.
-
-    Args:
-        original: the model that is the specification.
-        rewritten: the model to be judged; it may have further outputs.
-        claims: by graph and tensor of the original, what its replacement is held to.
-        blocks: what was replaced. Each must have been, by heads.
-        limit: the limit of all other activations.
-        names: inputs and outputs of the original that the rewritten model calls otherwise.
-        dims: sizes of symbolic dimensions, where they are not free.
-        longest: the longest sequence that the rewritten model takes; None for any.
-        isolate: distinguish several differences of small models.
-    """
+    """Prove that `rewritten`, with further outputs perhaps, computes those of `original`, or say where it does not."""
     further: dict[str, Any] = {"limit": limit, "dims": dims, "longest": longest, "isolate": isolate}
     further |= {"claims": claims or {}, "names": names}
     try:

@@ -83,55 +83,35 @@ class Claim:
 
 @dataclass(frozen=True)
 class CertifiedRegion:
-    """One activation of the original and what stands in its place.
+    """One activation of the original and what stands in its place."""
 
-    Attributes:
-        original: the tensor of the original that it computes.
-        rewritten: the tensor of the rewritten model.
-        path: the graph of the original that it is in; () for the main one.
-        leaves: the tensors of the original that it is a function of: the pre-activation, or gate and value.
-        linear_in: the value of a gate, in which both sides are linear; None for an activation.
-        elem_type: narrowest element type in which the original computes it (TensorProto.DataType).
-        nodes: nodes of the region in the rewritten model.
-        bound: what was proved.
-        functions: both functions of y, part by part.
-        tokens: the longest sequence that the rewritten model takes there; None where it takes any.
-    """
-
-    original: str
-    rewritten: str
-    path: Path
+    original: str  # the tensor of the original that it computes
+    rewritten: str  # the tensor of the rewritten model
+    path: Path  # the graph of the original that it is in; () for the main one
+    # the tensors of the original that it is a function of: the pre-activation, or gate and value
     leaves: tuple[str, ...]
-    linear_in: str | None
-    elem_type: int
-    nodes: int
-    bound: Bound
-    functions: tuple[tuple[str, ...], ...]
-    tokens: int | None = None
+    linear_in: str | None  # the value of a gate, in which both sides are linear; None for an activation
+    elem_type: int  # narrowest element type in which the original computes it (TensorProto.DataType)
+    nodes: int  # nodes of the region in the rewritten model
+    bound: Bound  # what was proved
+    functions: tuple[tuple[str, ...], ...]  # both functions of y, part by part
+    tokens: int | None = None  # the longest sequence that the rewritten model takes there; None where it takes any
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why two tensors were not shown to be the same.
+    """Why two tensors were not shown to be the same."""
 
-    Attributes:
-        tensor: of the rewritten model.
-        original: the tensor of the original that it was compared with.
-        node: what makes it, in words.
-        reason: in a sentence.
-        refuted: whether the reason is a counterexample: a number at which a function is further off than is claimed,
-            or, where nothing is, than folded constants explain.
-        settled: whether further reasons follow from it: another function, weights or operands.
-        path: the graph of the original.
-    """
-
-    tensor: str = ""
-    original: str = ""
-    node: str = ""
-    reason: str = ""
+    tensor: str = ""  # of the rewritten model
+    original: str = ""  # the tensor of the original that it was compared with
+    node: str = ""  # what makes it, in words
+    reason: str = ""  # in a sentence
+    # whether the reason is a counterexample: a number at which a function is further off than is claimed, or, where
+    # nothing is, than folded constants explain
     refuted: bool = False
+    # whether further reasons follow from it: another function, weights or operands
     settled: bool = field(default=False, metadata={"json": ""})
-    path: Path = ()
+    path: Path = ()  # the graph of the original
 
     @property
     def text(self) -> str:
@@ -141,39 +121,25 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was proved about two models.
+    """What was proved about two models."""
 
-    Attributes:
-        certified: whether the rewritten model computes what the original does, up to the bounds of the regions.
-        regions: the activations that were replaced, with their bounds.
-        refusals: why not, the most telling first; empty if certified.
-        sizes: the sizes of inputs for which it is proved, such as `batch 2, sequence 5`; empty for every size.
-        bits: of a proof at some sizes: other models pass with a probability of less than 2^-bits.
-        rounded: constants that were read as the number that they are rounded from, such as sqrt(8).
-        folded: constants that a tool multiplied in float32, which were read as the exact product.
-        departure: where the values of both models part; None where they do not, or were not compared.
-        partly: tables that the original lacks, and of which these sizes read only a part.
-        tried_only: why it is not known for every size.
-        unable: whether the original could not be evaluated at any size.
-        assumed: what the proof rests on.
-        not_claimed: what it says nothing about.
-        seconds: how long it took.
-    """
-
-    certified: bool
-    regions: tuple[CertifiedRegion, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    seconds: float = 0.0
+    certified: bool  # whether the rewritten model computes what the original does, up to the bounds of the regions
+    regions: tuple[CertifiedRegion, ...] = ()  # the activations that were replaced, with their bounds
+    refusals: tuple[Refusal, ...] = ()  # why not, the most telling first; empty if certified
+    seconds: float = 0.0  # how long it took
+    # the sizes of inputs for which it is proved, such as `batch 2, sequence 5`; empty for every size
     sizes: tuple[str, ...] = ()
-    bits: int | None = None
-    rounded: tuple[str, ...] = ()
-    folded: tuple[str, ...] = ()
+    bits: int | None = None  # of a proof at some sizes: other models pass with a probability of less than 2^-bits
+    rounded: tuple[str, ...] = ()  # constants that were read as the number that they are rounded from, such as sqrt(8)
+    folded: tuple[str, ...] = ()  # constants that a tool multiplied in float32, which were read as the exact product
+    # where the values of both models part; None where they do not, or were not compared
     departure: Departure | None = None
-    partly: tuple[str, ...] = ()
-    tried_only: str = ""
+    partly: tuple[str, ...] = ()  # tables that the original lacks, and of which these sizes read only a part
+    tried_only: str = ""  # why it is not known for every size
+    # whether the original could not be evaluated at any size
     unable: bool = field(default=False, metadata={"json": ""})
-    assumed: tuple[str, ...] = ASSUMED
-    not_claimed: tuple[str, ...] = NOT_CLAIMED
+    assumed: tuple[str, ...] = ASSUMED  # what the proof rests on
+    not_claimed: tuple[str, ...] = NOT_CLAIMED  # what it says nothing about
     also: ClassVar[tuple[str, ...]] = ("domain",)
 
     @property

@@ -28,39 +28,28 @@ FACTOR = 16.0
 """Allowed error in units of the original's rounding: the noise is only a sample of rounding errors, and heads round a
 few times as often as the operator that they replace."""
 
-NOTHING = 0.5
-"""An allowance of this share of an output's norm makes the comparison vacuous."""
+NOTHING = 0.5  # an allowance of this share of an output's norm makes the comparison vacuous
 
 SMALL = 1e-2
 """A case whose entries are smaller than this share of another case's is measured on that share: if terms nearly cancel,
 the rounding error is that of the terms."""
 
-Results = Sequence[Mapping[str, Array]]
-"""Case by case, an output's name to its values."""
+Results = Sequence[Mapping[str, Array]]  # case by case, an output's name to its values
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One output of two models, over all cases.
+    """One output of two models, over all cases."""
 
-    Attributes:
-        name: name of the output.
-        error: ||B - A|| / ||A|| of the case that is closest to its limit.
-        rounding: the original's rounding error there, in the same unit.
-        allowed: the largest error that the rule allows there.
-        reason: why the rule does not hold; empty where it does.
-        max_abs: largest |B - A| over all cases, in the output's units, where both are finite; infinite where shapes,
-            types, strings or the places of NaN and infinities differ.
-        case: number of the case, from 0, in which the rule does not hold; None where it does.
-    """
-
-    name: str
-    error: float
-    rounding: float
-    allowed: float
-    reason: str = ""
+    name: str  # name of the output
+    error: float  # ||B - A|| / ||A|| of the case that is closest to its limit
+    rounding: float  # the original's rounding error there, in the same unit
+    allowed: float  # the largest error that the rule allows there
+    reason: str = ""  # why the rule does not hold; empty where it does
+    # largest |B - A| over all cases, in the output's units, where both are finite; infinite where shapes, types,
+    # strings or the places of NaN and infinities differ
     max_abs: float = math.inf
-    case: int | None = None
+    case: int | None = None  # number of the case, from 0, in which the rule does not hold; None where it does
 
     @property
     def holds(self) -> bool:

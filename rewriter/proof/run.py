@@ -11,6 +11,8 @@ comparison, and named. All others are compared as usual.
 
 from __future__ import annotations
 
+import pathlib
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,25 +24,25 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array, tensors_of
-from rewriter.errors import UsageError, ValidationError
-from rewriter.files.load import LoadedModel
+from rewriter.errors import RewriteError, UsageError, ValidationError
+from rewriter.evaluate.arithmetic import Floats, Unsupported, Value
+from rewriter.evaluate.evaluator import Evaluator, Program
+from rewriter.files.load import LoadedModel, collect_external
 from rewriter.graph.attention import NORMED, with_norms_apart
 from rewriter.graph.constants import elem_type_of
-from rewriter.graph.extract import Cut, extract, split, with_outputs
+from rewriter.graph.extract import Cut, bytes_of, extract, split, with_outputs
 from rewriter.graph.types import type_of
-from rewriter.graph.view import GraphView, Path, all_views
+from rewriter.graph.view import GraphView, Path, all_views, label
+from rewriter.graph.walk import is_external, iter_nodes, iter_tensors
 from rewriter.ort.sessions import Session, fits, open_session
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
-from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.rule import Results, magnitude
 from rewriter.text import counted, first_of, quoted
 
-SEGMENT = 2**27
-"""Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
+SEGMENT = 2**27  # maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself
 
-_MAX_ROUNDING = 1e-3
-"""Smaller relative differences between runs on a GPU are rounding, which the rule judges."""
+_MAX_ROUNDING = 1e-3  # smaller relative differences between runs on a GPU are rounding, which the rule judges
 
 Gaps = Sequence[Mapping[str, Array]]
 """Case by case, an output to a mask of uninitialised elements; outputs without such elements are missing."""
@@ -268,7 +270,7 @@ def _tapped(side: Side, names: Sequence[str]) -> LoadedModel:
     return replace(side.model, proto=with_outputs(side.model.proto, side.main, inside), path=None)
 
 
-# -- elements that onnxruntime never writes --------------------------------------------------------------------------
+# -- elements that onnxruntime never writes ------------------------------------------------------------------------
 
 
 def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
@@ -335,3 +337,54 @@ def _differing(one: Array, other: Array | None) -> Array:
     # Entries that still hold the fill pattern; arithmetic produces NaN with other bits.
     bits = np.ascontiguousarray(other).view(f"u{other.itemsize}").reshape(other.shape)
     return np.asarray(apart | (bits == np.iinfo(bits.dtype).max), np.bool_)
+
+
+# -- the truth: a model in float64, weights and constants included -----------------------------------------------------
+
+
+MAX_REFERENCE_BYTES = 2**31  # maximum size of the weights, in bytes; in float64 they take two or four times as much
+
+_REFUSED = re.compile("Quant|Integer|QLinear|Random|Multinomial|Bernoulli|Hardmax")
+
+
+class NoReference(RewriteError):  # noqa: N818 - not an error: the proof does without
+    """The model has no float64 evaluation; the message is the reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A model in float64."""
+
+    program: Program
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the model on the original's inputs; floats become float64. Raises NoReference if an operator fails."""
+        try:
+            made = Evaluator(self.program, Floats(), feeds, in_reals=True).run()
+        except Unsupported as error:
+            raise NoReference(str(error)) from error
+        return tensors_of({name: _array(each) for name, each in made.items()})
+
+
+def _array(value: object) -> object:
+    if isinstance(value, list):
+        return [_array(each) for each in value]
+    if isinstance(value, Value):
+        return value.entries
+    wide = isinstance(value, np.ndarray) and (value.dtype.kind == "f" or value.dtype.name == "bfloat16")
+    return value.astype(np.float64) if wide and isinstance(value, np.ndarray) else value
+
+
+def open_reference(model: onnx.ModelProto, base_dir: pathlib.Path | None = None) -> Reference:
+    """The float64 evaluation of `model`, which is not changed; `base_dir` has its external data. Raises NoReference."""
+    if sum(bytes_of(tensor) for tensor in iter_tensors(model)) > MAX_REFERENCE_BYTES:
+        raise NoReference(f"larger than {round(MAX_REFERENCE_BYTES / 1e9)} GB")
+    if base_dir is None and any(map(is_external, iter_tensors(model))):
+        raise NoReference("weights lie outside the model file and were not loaded")
+    for node in iter_nodes(model.graph.node):
+        if _REFUSED.search(node.op_type):
+            raise NoReference(f"{label(node)} has no known float64 form")
+    try:
+        return Reference(Program(LoadedModel(model, None, base_dir, collect_external(model, base_dir), 0)))
+    except RewriteError as error:
+        raise NoReference(str(error)) from error

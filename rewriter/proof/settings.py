@@ -14,8 +14,7 @@ from typing import Any
 from rewriter.errors import UsageError
 from rewriter.options import option
 
-Given = Path | Mapping[str, Any]
-"""An npz file, or its content: arrays by `input`, or by `case/input`."""
+Given = Path | Mapping[str, Any]  # an npz file, or its content: arrays by `input`, or by `case/input`
 
 Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """The path of an npz file, arrays by input name, or several cases of those."""
@@ -23,8 +22,7 @@ Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]
 PROOFS = ("auto", "whole", "blocks")
 """The part of a model that is loaded at a time: all of it (`whole`), or one block or segment (`blocks`)."""
 
-LARGE = 5 * 10**8
-"""Bytes of model and weights above which `auto` means `blocks`."""
+LARGE = 5 * 10**8  # bytes of model and weights above which `auto` means `blocks`
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ from rewriter.proof.settings import Settings
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
-CHEAP = 2**26
-"""Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
+CHEAP = 2**26  # models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`
 
 _COARSE = (
     "the bound of the activation of {} allows that, but is too coarse for values of this magnitude: lower "
@@ -55,53 +54,36 @@ _ROUNDED = "{} rounds {} in float64 to float32, which these heads do not tolerat
 
 @dataclass(frozen=True)
 class ProviderRun:
-    """A run on one execution provider.
+    """A run on one execution provider."""
 
-    Attributes:
-        compared: the rule, output by output; the worse of both optimisation levels.
-        failures: differences, with the input.
-        uncompared: outputs that cannot be compared, and why.
-        error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        cpu_nodes: nodes that fell back to the CPU, except nodes that do in the original too, and nodes that compute
-            shapes, which onnxruntime leaves there on purpose.
-        cpu_nodes_of_original: number of such nodes in the original; None if onnxruntime does not report them.
-    """
-
-    compared: Mapping[str, Judgement]
+    compared: Mapping[str, Judgement]  # the rule, output by output; the worse of both optimisation levels
+    # largest error against float64, rewritten over original; None where that was not evaluated
     error_ratio: float | None
+    # nodes that fell back to the CPU, except nodes that do in the original too, and nodes that compute shapes, which
+    # onnxruntime leaves there on purpose
     cpu_nodes: tuple[str, ...]
+    # number of such nodes in the original; None if onnxruntime does not report them
     cpu_nodes_of_original: int | None = 0
-    failures: tuple[str, ...] = ()
-    uncompared: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()  # differences, with the input
+    uncompared: tuple[str, ...] = ()  # outputs that cannot be compared, and why
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The verdict.
+    """The verdict."""
 
-    Attributes:
-        certificate: the proof for every input; None if the models could not be compared at all.
-        providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
-        cases: inputs that were run.
-        skipped: inputs that the original model itself refused, with the reason.
-        failures: differences, each with a counterexample: an input that was run, or a number that refutes a region.
-        unproved: requirements of a rewriting that were neither proved nor refuted.
-        uncompared: outputs that the run should have compared, and could not.
-        by_blocks: whether neither model was ever loaded as a whole.
-        segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
-        notes: remarks on the verdict, such as outputs whose run proves nothing.
-    """
-
-    certificate: Certificate | None
-    providers: Mapping[str, ProviderRun]
-    cases: tuple[str, ...]
-    skipped: tuple[str, ...]
+    certificate: Certificate | None  # the proof for every input; None if the models could not be compared at all
+    providers: Mapping[str, ProviderRun]  # the runs, by execution provider as requested: cpu, cuda:device_id=1
+    cases: tuple[str, ...]  # inputs that were run
+    skipped: tuple[str, ...]  # inputs that the original model itself refused, with the reason
+    # differences, each with a counterexample: an input that was run, or a number that refutes a region
     failures: tuple[str, ...] = ()
-    unproved: tuple[str, ...] = ()
-    uncompared: tuple[str, ...] = ()
-    by_blocks: bool = False
+    unproved: tuple[str, ...] = ()  # requirements of a rewriting that were neither proved nor refuted
+    uncompared: tuple[str, ...] = ()  # outputs that the run should have compared, and could not
+    by_blocks: bool = False  # whether neither model was ever loaded as a whole
+    # number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole
     segments: tuple[int, int] = (1, 1)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # remarks on the verdict, such as outputs whose run proves nothing
     also = ("passed",)
 
     @property
@@ -201,7 +183,8 @@ class Judge:
         old, named = Side.of(self.original), Side.of(self._named)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
-        watched = dict(_domains(claims, certificate))
+        there = {*named.main.producer, *named.main.inputs}  # not tensors of bodies
+        watched = {name: held for name, held in _domains(claims, certificate) if name in there}
         # What is certified needs few inputs; pre-activations in a domain need all.
         wide = self.original.size <= CHEAP
         before = run_accepted(

@@ -12,7 +12,7 @@ pytest.importorskip("scipy", reason="scipy is not installed (extra test)")
 from benchmarks.fit.__main__ import main
 from benchmarks.fit.precise import fit
 from passes.programs.fitted import lines
-from passes.programs.head import BiasToken, Head
+from passes.programs.program import BiasToken, Head
 from rewriter.graph import elementwise
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import make_cases
-from rewriter.proof.reference import open_reference
+from rewriter.proof.run import open_reference
 from tests.conftest import Export
 
 

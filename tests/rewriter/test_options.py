@@ -12,7 +12,7 @@ from passes.forms import FORMS
 from passes.options import FORM_NAMES, Options
 from rewriter import UsageError, rewrite
 from rewriter.api.run import RewriteKeywords
-from rewriter.cli.convert import convert
+from rewriter.cli.models import convert
 from rewriter.options import build, option, options_of, values_of
 from rewriter.proof.settings import Settings
 from tests.conftest import Ran

@@ -7,8 +7,7 @@ from typing import Any
 import onnx
 
 from passes.plan import Plan, apply
-from passes.programs.head import Head
-from passes.programs.program import Program
+from passes.programs.program import Head, Program
 from tests import changes
 from tests.changes import change_values, nodes_of, set_nodes
 from tests.sabotage.harness import SabotageError

@@ -27,7 +27,7 @@ class Undecided(Exception):  # noqa: N818 - not an error: a smaller cell may be 
     """An arithmetic cannot enclose a value on this cell."""
 
 
-class Arithmetic(Generic[V]):
+class NumberSystem(Generic[V]):
     """What `evaluate` needs, with what holds where an arithmetic knows no better."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Arithmetic(Generic[V]):
         raise Undecided
 
 
-def evaluate(parts: Sequence[Expression], arithmetic: Arithmetic[V]) -> dict[Expression, V]:
+def evaluate(parts: Sequence[Expression], arithmetic: NumberSystem[V]) -> dict[Expression, V]:
     """The values of all parts of functions on a piece (`on_piece`), operands first. Raises Undecided."""
     values: dict[Expression, V] = {}
     for part in parts:
@@ -68,7 +68,7 @@ def evaluate(parts: Sequence[Expression], arithmetic: Arithmetic[V]) -> dict[Exp
     return values
 
 
-def _value(part: Expression, operands: list[V], arithmetic: Arithmetic[V]) -> V:
+def _value(part: Expression, operands: list[V], arithmetic: NumberSystem[V]) -> V:
     operator = part.operator
     if isinstance(part.value, tuple):
         return arithmetic.line(part.value)
@@ -90,7 +90,7 @@ def _value(part: Expression, operands: list[V], arithmetic: Arithmetic[V]) -> V:
 # -- Taylor series --------------------------------------------------------------------------------------------------
 
 
-class Taylor(Arithmetic[arb_series]):
+class Taylor(NumberSystem[arb_series]):
     """Series in y - centre, of as many terms as flint's context says; around a ball, each encloses all its numbers."""
 
     def __init__(self, centre: arb) -> None:
@@ -125,7 +125,7 @@ class Taylor(Arithmetic[arb_series]):
 Interval = tuple[arb, arb]
 
 
-class Intervals(Arithmetic[Interval]):
+class Intervals(NumberSystem[Interval]):
     """All numbers between two ends, for the cell [low, high]."""
 
     def __init__(self, low: fmpq, high: fmpq) -> None:
@@ -182,7 +182,7 @@ class Quotient(NamedTuple):
     logarithm: bool = False
 
 
-class Algebra(Arithmetic[Quotient]):
+class Algebra(NumberSystem[Quotient]):
     """Quotients of polynomials over the rationals in y and E = exp(rate y), without poles on the cell [low, high]."""
 
     def __init__(self, rate: fmpq | None, low: fmpq, high: fmpq) -> None:

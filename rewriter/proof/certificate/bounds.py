@@ -25,15 +25,11 @@ from rewriter.proof.certificate.expressions import Expression, Kink, on_piece, o
 
 SLACK = 1.0001
 """A bound is at most this many times the proved lower bound; series converge so fast that more saves little."""
-FLOOR = 1e-15
-"""Below this, a bound is not refined further: it is far below the rounding of every type but float64."""
-MOST_CELLS = 20_000
-"""Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400."""
+FLOOR = 1e-15  # below this, a bound is not refined further: it is far below the rounding of every type but float64
+MOST_CELLS = 20_000  # cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400
 _NO_BOUND = "no bound below"
-_ORDER = 8
-"""Order of the Taylor series."""
-_PRECISION = 128
-"""Bits, besides those of |y|: far out, 1 + erf(y) cancels to nothing, times a large y."""
+_ORDER = 8  # order of the Taylor series
+_PRECISION = 128  # bits, besides those of |y|: far out, 1 + erf(y) cancels to nothing, times a large y
 
 
 class _Piece(NamedTuple):
@@ -57,29 +53,17 @@ Cell = tuple[float, fmpq, fmpq, _Piece]
 
 @dataclass(frozen=True)
 class Bound:
-    """What was proved about |F_B - F_A| / max(1, |F_A|), F_A and F_B being functions of one number y.
+    """What was proved about |F_B - F_A| / max(1, |F_A|), F_A and F_B being functions of one number y."""
 
-    Attributes:
-        holds: whether it is at most `limit` for every y of the domain.
-        limit: what was claimed.
-        bound: proved upper bound; infinite where none was found.
-        at_least: proved lower bound; 0 where the functions are equal.
-        at: where the lower bound is attained.
-        exact: whether the functions are equal, proved by algebra.
-        domain: largest |y| that the claim is about; None for all finite numbers of the type.
-        cells: the cells that were looked at.
-        reason: why it does not hold; empty where it does.
-    """
-
-    holds: bool
-    limit: float
-    bound: float
-    at_least: float
-    at: float | None
-    exact: bool
-    domain: float | None
-    cells: int
-    reason: str = ""
+    holds: bool  # whether it is at most `limit` for every y of the domain
+    limit: float  # what was claimed
+    bound: float  # proved upper bound; infinite where none was found
+    at_least: float  # proved lower bound; 0 where the functions are equal
+    at: float | None  # where the lower bound is attained
+    exact: bool  # whether the functions are equal, proved by algebra
+    domain: float | None  # largest |y| that the claim is about; None for all finite numbers of the type
+    cells: int  # the cells that were looked at
+    reason: str = ""  # why it does not hold; empty where it does
 
     @property
     def undecided(self) -> bool:

@@ -23,14 +23,11 @@ from flint import fmpq
 
 from rewriter.errors import RewriteError
 
-_MOST_BITS = 2**17
-"""Of numerator and denominator: products of products double them."""
-FUNCTIONS = ("exp", "erf", "softplus", "sqrt")
-"""The transcendental and algebraic functions of one operand."""
+_MOST_BITS = 2**17  # of numerator and denominator: products of products double them
+FUNCTIONS = ("exp", "erf", "softplus", "sqrt")  # the transcendental and algebraic functions of one operand
 _ABOVE_0 = ("exp", "softplus", "pi")
 
-Line = tuple[fmpq, fmpq]
-"""a y + b, as (a, b)."""
+Line = tuple[fmpq, fmpq]  # a y + b, as (a, b)
 
 
 class NotAFunction(RewriteError):  # noqa: N818 - says what the expression is
@@ -98,12 +95,10 @@ def leaf(number: int) -> Expression:
     return symbol("leaf", value=number)
 
 
-VARIABLE = symbol("variable")
-"""The pre-activation y."""
+VARIABLE = symbol("variable")  # the pre-activation y
 PI = symbol("pi")
 ZERO, ONE, HALF = constant(0), constant(1), constant(fmpq(1, 2))
-CUBIC = constant(fmpq(44715, 10**6))
-"""Of GELU by tanh."""
+CUBIC = constant(fmpq(44715, 10**6))  # of GELU by tanh
 
 
 def _number(expression: Expression) -> fmpq | None:

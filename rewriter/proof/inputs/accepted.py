@@ -21,21 +21,17 @@ from rewriter.arrays import Array
 from rewriter.errors import RewriteError, UsageError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
-from rewriter.proof.inputs.cases import Case, Maker, States, Texts, make_cases
-from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.cases import Case, Maker, States, Texts, load_cases, make_cases
 from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.run import ModelRuns, Side, Way, open_model, run_model
 from rewriter.proof.settings import LARGE, Settings, spelled
 
-_MAX_ROUNDS, _MAX_TRIALS = 6, 12
-"""Maximum number of rounds of trials, and of trials per session."""
-_MAX_ELEMENTS, _MAX_ROWS = 2**22, 4
-"""Maximum number of elements of all inputs, and of rows, in a trial."""
+_MAX_ROUNDS, _MAX_TRIALS = 6, 12  # maximum number of rounds of trials, and of trials per session
+_MAX_ELEMENTS, _MAX_ROWS = 2**22, 4  # maximum number of elements of all inputs, and of rows, in a trial
 _SETTING = (1, 17, 0)
 _SIDES = (Kind.HEIGHT, Kind.WIDTH)
 
-Refusals = Callable[[Sequence[Case]], Sequence[str]]
-"""Why the original refuses each case; empty for accepted ones."""
+Refusals = Callable[[Sequence[Case]], Sequence[str]]  # why the original refuses each case; empty for accepted ones
 
 
 def run_accepted(
@@ -125,8 +121,7 @@ def _encoder(decoder: Path, texts: Texts) -> States | None:
     return run if session else None
 
 
-Point = tuple[int, ...]
-"""The size of each group of kinds of dimensions."""
+Point = tuple[int, ...]  # the size of each group of kinds of dimensions
 
 
 class SizeSearch:

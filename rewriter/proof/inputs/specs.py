@@ -209,8 +209,7 @@ _ATTENTION: Mapping[tuple[str, str], tuple[tuple[int, int], Mapping[int, Role]]]
 """Maps domain and operator to the operands with past keys and values, and to operands that are one number. Queries,
 keys and values are the first three operands."""
 
-_FEWEST = 8
-"""Minimum number of positions; smaller tables hold token types."""
+_FEWEST = 8  # minimum number of positions; smaller tables hold token types
 
 _COMPUTED = ""
 """The source of positions that the model computes: Range, CumSum, stored positions up to a computed length."""

@@ -534,7 +534,7 @@ class _Pair:
     ) -> str:
         """Why equal values prove nothing: a sign that one model alone takes decides them; empty if none does.
 
-        It decides nothing where the values are the same with it turned, or taken for 0; where masks decide, it cannot be.
+        It decides nothing where the values are the same with it turned, or taken for 0; masks decide some that cannot.
         """
         for program, own, other in ((self.a, ours, theirs), (self.b, theirs, ours)):
             apart = [x.field.conditions - y.field.conditions for x, y in zip(own, other, strict=True)]

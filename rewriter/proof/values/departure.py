@@ -20,36 +20,23 @@ from rewriter.proof.values.folds import Contents, constants_of
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.text import counted, one_line, quoted
 
-_SHOWN = 6
-"""Names and nodes listed in one place."""
-_FOLLOWED = 3
-"""Nodes of A that are named behind the operands of the first difference, if it has more of them."""
+_SHOWN = 6  # names and nodes listed in one place
+_FOLLOWED = 3  # nodes of A that are named behind the operands of the first difference, if it has more of them
 _REGIONS = 10
-_EVALUATIONS, _PROPOSED = 60, 8
-"""Evaluations of A in which it gets values of B, in all and for one difference."""
+_EVALUATIONS, _PROPOSED = 60, 8  # evaluations of A in which it gets values of B, in all and for one difference
 
 
 @dataclass(frozen=True)
 class Region:
-    """Connected nodes of B whose results A does not have, with the nodes that lead from there to tensors that it has.
+    """Connected nodes of B whose results A lacks, with the nodes that lead from there to tensors that it has."""
 
-    Attributes:
-        nodes: how many.
-        operators: "2 Mul, Add, Tanh".
-        begins: tensors that it reads, all of which A has; the first few.
-        ends: tensors that it computes and A has, and outputs of the model that it reaches; the first few.
-        same: whether A has all that leaves it: another spelling of the same function.
-        counterpart: the number of nodes of A between the same tensors.
-        counterpart_operators: those of A.
-    """
-
-    nodes: int
-    operators: str
-    begins: tuple[str, ...]
-    ends: tuple[str, ...]
-    same: bool
-    counterpart: int
-    counterpart_operators: str
+    nodes: int  # how many
+    operators: str  # "2 Mul, Add, Tanh"
+    begins: tuple[str, ...]  # tensors that it reads, all of which A has; the first few
+    ends: tuple[str, ...]  # tensors that it computes and A has, and outputs of the model that it reaches; the first few
+    same: bool  # whether A has all that leaves it: another spelling of the same function
+    counterpart: int  # the number of nodes of A between the same tensors
+    counterpart_operators: str  # those of A
 
     def text(self) -> str:
         what = "computes the same as" if self.same else "differs from"
@@ -62,38 +49,23 @@ class Region:
 
 @dataclass(frozen=True)
 class Departure:
-    """How two models differ by value.
+    """How two models differ by value."""
 
-    Attributes:
-        matched: tensors of B that depend on data and have a partner in A.
-        of: all its tensors that depend on data.
-        node: the first node of B whose operands all have partners and whose output has none, outside regions that are
-            only another spelling.
-        output: that output.
-        reads: what it reads, but for constants.
-        operands: its operands that depend on data, each with its partner in A.
-        rearranged: operands whose partner has the same entries in another order or shape.
-        candidates: what A computes from the same operands, as "operator -> tensor".
-        constants: its constants that A does not have.
-        missing: the first node of A whose output B does not have, though it has all its operands.
-        outputs: outputs of B that equal other tensors of A than they should.
-        regions: those that do not compute the same first, the largest first among them.
-        regions_in_all: how many there are.
-    """
-
-    matched: int
-    of: int
+    matched: int  # tensors of B that depend on data and have a partner in A
+    of: int  # all its tensors that depend on data
+    # the first node of B whose operands all have partners and whose output has none, outside regions that are only
+    # another spelling
     node: str | None = None
-    output: str | None = None
-    reads: tuple[str, ...] = ()
-    operands: tuple[tuple[str, str], ...] = ()
-    rearranged: tuple[str, ...] = ()
-    candidates: tuple[str, ...] = ()
-    constants: tuple[str, ...] = ()
-    missing: str | None = None
-    outputs: tuple[str, ...] = ()
-    regions: tuple[Region, ...] = ()
-    regions_in_all: int = 0
+    output: str | None = None  # that output
+    reads: tuple[str, ...] = ()  # what it reads, but for constants
+    operands: tuple[tuple[str, str], ...] = ()  # its operands that depend on data, each with its partner in A
+    rearranged: tuple[str, ...] = ()  # operands whose partner has the same entries in another order or shape
+    candidates: tuple[str, ...] = ()  # what A computes from the same operands, as "operator -> tensor"
+    constants: tuple[str, ...] = ()  # its constants that A does not have
+    missing: str | None = None  # the first node of A whose output B does not have, though it has all its operands
+    outputs: tuple[str, ...] = ()  # outputs of B that equal other tensors of A than they should
+    regions: tuple[Region, ...] = ()  # those that do not compute the same first, the largest first among them
+    regions_in_all: int = 0  # how many there are
 
     @property
     def first(self) -> str | None:

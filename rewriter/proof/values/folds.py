@@ -36,13 +36,11 @@ ULPS = 4.0
 _TINY = float(np.finfo(np.float32).tiny)
 _SAMPLES = 64
 _CHUNK = 2**20
-_NEAR = 2.0**-20
-"""Relative distance of a quotient from a factor that is worth a look."""
+_NEAR = 2.0**-20  # relative distance of a quotient from a factor that is worth a look
 _NUDGE = 2.0**-20
 _DIRECTIONS = 6
 _SCALARS, _APART = 64, 1e-6
-_TRIED = 64
-"""Products compared entry by entry, for one constant."""
+_TRIED = 64  # products compared entry by entry, for one constant
 Residues = Callable[[Field], Array]
 
 
@@ -63,7 +61,7 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
     if not lost:
         return {}
     made = {name: x for name, x in _float32(computed).items() if name not in ours}
-    search = _Search(a, ours, made)
+    search = _ConstantIndex(a, ours, made)
     found = ((name, search.find(y)) for name, y in lost.items())
     return {name: fold for name, fold in found if fold is not None}
 
@@ -243,7 +241,7 @@ def _lifted(x: Array, *, inverse: bool = False) -> Residues:
 # -- the search ------------------------------------------------------------------------------------------------------
 
 
-class _Search:
+class _ConstantIndex:
     """A's constants and factors, indexed for look-ups by one quotient."""
 
     def __init__(self, program: Program, constants: Mapping[str, Array], computed: Mapping[str, Array]) -> None:
@@ -335,9 +333,9 @@ class _Search:
                 made = environment[name]
                 values.append(made.entries if isinstance(made, Value) else made)
             except Unsupported:
-                return _unit(np.abs(x))
+                return np.asarray(_unit(np.abs(x)))
         terms = np.abs(np.stack(values[1:]) - values[0]).max(0) / _NUDGE
-        return _unit(np.maximum(terms, np.abs(x)))
+        return np.asarray(_unit(np.maximum(terms, np.abs(x))))
 
     def _product(self, y: Array) -> tuple[float, str, Residues] | None:
         """A weight times a factor."""

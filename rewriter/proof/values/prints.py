@@ -15,8 +15,7 @@ from rewriter.evaluate.evaluator import Evaluator, Program, content
 from rewriter.evaluate.table import OPERATORS, Call
 
 _U64 = np.uint64
-_LARGE = 4_000_000
-"""Constants of more entries have their bits as fingerprint."""
+_LARGE = 4_000_000  # constants of more entries have their bits as fingerprint
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,10 @@ class Fingerprints(Evaluator):
     def print_of(self, value: Value | Array) -> Print:
         """The fingerprint of entries, or of constants, which is that of the entries that they are."""
         if not isinstance(value, Value) and value.size > _LARGE:
-            digest = hashlib.blake2b(np.ascontiguousarray(value), digest_size=16, key=self.field.key).digest()
+            content: Any = np.ascontiguousarray(value)
+            digest = hashlib.blake2b(content, digest_size=16, key=self.field.key).digest()
             return Print((value.shape, digest), (value.size, digest))
-        entries = np.ascontiguousarray(self.field.lift(value).entries)
+        entries: Any = np.ascontiguousarray(self.field.lift(value).entries)
         digest = hashlib.blake2b(entries, digest_size=16, key=self.field.key).digest()
         loose = int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
         return Print((entries.shape, digest), (entries.size, loose))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import ChainMap, Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,8 +28,7 @@ from rewriter.proof.values.prints import Fingerprints
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
 _RESHAPING = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _OF_SHAPES = {"Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Mul", "Reshape", "Identity"}
-_MOST_CONE = 2_000
-"""Nodes between two anchors."""
+_MOST_CONE = 2_000  # nodes between two anchors
 
 
 class _Side:
@@ -123,7 +122,7 @@ class _Anchors:
         if number in self._known:
             self._held.add(number)
 
-    def _number(self, side: _Side, name: str, numbers: Mapping[str, str]) -> str:
+    def _number(self, side: _Side, name: str, numbers: MutableMapping[str, str]) -> str:
         """A digest of what a tensor is computed from."""
         node = side.makers.get(name)
         constant = side.constant(name)
@@ -134,7 +133,7 @@ class _Anchors:
             return _digest("input", side.inputs.get(name, name), None if default is None else default.tobytes())
         return self._of_node(side, node, name, numbers)
 
-    def _of_node(self, side: _Side, node: onnx.NodeProto, name: str, numbers: Mapping[str, str]) -> str:
+    def _of_node(self, side: _Side, node: onnx.NodeProto, name: str, numbers: MutableMapping[str, str]) -> str:
         domain, kind = key_of(node)
         if kind == "Identity" and not domain:
             return numbers.get(node.input[0], name)
@@ -153,7 +152,7 @@ class _Anchors:
             return _digest(made, side.draws[made])
         return made
 
-    def _of_body(self, side: _Side, graph: onnx.GraphProto, numbers: Mapping[str, str]) -> list[str]:
+    def _of_body(self, side: _Side, graph: onnx.GraphProto, numbers: MutableMapping[str, str]) -> list[str]:
         """The numbers of the outputs of a body, which may read what is around it."""
         inner = ChainMap({value.name: _digest("body input", place) for place, value in enumerate(graph.input)}, numbers)
         for name, constant in side.program.weights(graph).items():
@@ -191,7 +190,7 @@ class _Anchors:
         side: _Side,
         name: str,
         count: tuple[int, ...],
-        numbers: Mapping[str, str],
+        numbers: MutableMapping[str, str],
         anchored: Container[str],
         ends: set[str],
     ) -> str:
@@ -354,7 +353,7 @@ def _of_shape(side: _Side, name: str) -> bool:
 
 
 def _of_constant(constant: np.ndarray) -> str:
-    bits = repr(constant.tolist()).encode() if constant.dtype.kind in "OUS" else np.ascontiguousarray(constant)
+    bits: Any = repr(constant.tolist()).encode() if constant.dtype.kind in "OUS" else np.ascontiguousarray(constant)
     return _digest("constant", str(constant.dtype), constant.shape, hashlib.sha256(bits).hexdigest())
 
 

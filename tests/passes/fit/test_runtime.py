@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.fit import float32
 from passes.fit import find_kinks, fit_function
-from passes.programs.head import Array
-from passes.programs.program import Program
+from passes.programs.program import Array, Program
 from passes.programs.solve import Function
 from tests.conftest import slow
 

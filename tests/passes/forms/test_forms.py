@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from passes.forms import FORMS
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
-from passes.programs.head import BiasToken, Head
-from passes.programs.program import Program
+from passes.programs.program import BiasToken, Head, Program
 from rewriter import ValidationError
 from rewriter.ort.sessions import open_session
 from tests import cases

@@ -13,8 +13,7 @@ from passes.options import Options
 from passes.plan import apply, make_plan
 from passes.programs.activations import ACTIVATIONS as TABLE
 from passes.programs.fitted import lines
-from passes.programs.head import BiasToken, Head
-from passes.programs.program import ARITHMETIC, Program
+from passes.programs.program import ARITHMETIC, BiasToken, Head, Program
 from rewriter.ort.sessions import open_session
 from tests.oracle import evaluate
 from tests.textmodels import text_model

@@ -9,8 +9,7 @@ from flint import arb, ctx
 
 from passes.programs.closed_forms import KINK, clipped, scaled_silu
 from passes.programs.fitted import fitted_programs
-from passes.programs.head import Array, Head
-from passes.programs.program import ARITHMETIC, Program
+from passes.programs.program import ARITHMETIC, Array, Head, Program
 from passes.programs.solve import Parameters
 from rewriter import ExitStatus, certify, rewrite
 from tests.cases import planned, proved

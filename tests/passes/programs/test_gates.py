@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from passes.programs.gates import gate, limit_error, line
-from passes.programs.head import BiasToken, Head
-from passes.programs.program import ARITHMETIC, Program
+from passes.programs.closed_forms import gate, limit_error, line
+from passes.programs.program import ARITHMETIC, BiasToken, Head, Program
 
 FLOAT = ARITHMETIC[1]
 SMALL = 2.0**-10

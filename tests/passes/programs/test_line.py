@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from passes.programs.activations import ACTIVATIONS, LINEAR
-from passes.programs.exponentials import Line
+from passes.programs.closed_forms import needs_line, with_line
 from passes.programs.fitted import lines
-from passes.programs.gates import needs_line, with_line
-from passes.programs.program import ARITHMETIC, Program
+from passes.programs.program import ARITHMETIC, Line, Program
 from passes.programs.solve import Parameters
 from tests.attention import neurons
 from tests.passes.programs.test_programs import PARAMETERS

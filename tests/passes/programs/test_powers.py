@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from flint import arb, ctx
 
-from passes.programs.exponentials import Powers
 from passes.programs.fitted import fitted_programs, in_powers
-from passes.programs.program import Program
+from passes.programs.program import Powers, Program
 from tests.attention import neurons
 
 EACH = pytest.mark.parametrize(

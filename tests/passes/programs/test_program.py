@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from passes.programs.groups import Progression, SharedKey, progression_of
-from passes.programs.head import BiasToken, Head
-from passes.programs.program import Program
+from passes.programs.program import BiasToken, Head, Program
 
 # One key at rest and one that follows y: the weight of the second is a logistic function.
 HEAD = Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.5),), c=2.0, d=0.25)

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from benchmarks.fit import float32
 from passes.programs.activations import ACTIVATIONS
+from passes.programs.closed_forms import gate
 from passes.programs.fitted import cheapest, fitted_programs
-from passes.programs.gates import gate
 from passes.programs.groups import by_keys
-from passes.programs.head import BiasToken, Head
-from passes.programs.program import ARITHMETIC, Arithmetic, Program
+from passes.programs.program import ARITHMETIC, Arithmetic, BiasToken, Head, Program
 
 Array = NDArray[np.float64]
 

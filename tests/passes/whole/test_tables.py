@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.forms.square import PREFIX
+from passes.forms.softmax import PREFIX
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from tests.attention import Array

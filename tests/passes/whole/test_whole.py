@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, shape_inference
 
-from passes.forms.square import PREFIX
+from passes.forms.softmax import PREFIX
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from rewriter.graph.extract import ancestors

@@ -16,7 +16,7 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.cli import COMMANDS, run
-from rewriter.cli.convert import convert
+from rewriter.cli.models import convert
 from rewriter.ort import providers
 from tests.cases import names, plant
 from tests.changes import change_values, weight

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import rewriter.evaluate.control
+import rewriter.evaluate.nodes
 from rewriter.evaluate.arithmetic import Unsupported
 from tests.rewriter.evaluate.single import (
     assert_equal_in_both,
@@ -83,7 +83,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_refuses_what_it_cannot_know(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriter.evaluate.control, "_MAX_ITERATIONS", 20)
+    monkeypatch.setattr(rewriter.evaluate.nodes, "_MAX_ITERATIONS", 20)
     with pytest.raises(Unsupported, match=reason):
         in_field(text_model(REFUSED[reason], "float[1] x"), {"x": X[0, :1]})
 

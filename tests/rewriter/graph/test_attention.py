@@ -15,8 +15,7 @@ import pytest
 from rewriter.arrays import Array
 from rewriter.files.load import load_model
 from rewriter.graph.attention import with_plain
-from rewriter.proof.reference import open_reference
-from rewriter.proof.run import open_model
+from rewriter.proof.run import open_model, open_reference
 from tests.cases import run
 from tests.rewriter.evaluate.single import in_field
 

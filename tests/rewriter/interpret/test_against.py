@@ -6,7 +6,7 @@ import pytest
 from onnxruntime.quantization import QuantFormat
 
 from rewriter import UsageError
-from rewriter.interpret.against import changed_heads
+from rewriter.interpret.interventions import changed_heads
 from tests.changes import change_values, weight
 from tests.committed import FOLDER
 from tests.headmath import tapped

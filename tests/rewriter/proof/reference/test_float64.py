@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from rewriter.evaluate.table import OPERATORS as OPERATORS_OF_TABLE
-from rewriter.proof.reference import NoReference, open_reference
+from rewriter.proof.run import NoReference, open_reference
 from tests.oracle import evaluate
 
 RNG = np.random.default_rng(0)

@@ -26,10 +26,10 @@ SIZES = {"rows of another width"}
 """The same at the sizes tried, as their certificate says."""
 
 
-def judged(*models: Path | onnx.ModelProto) -> bool:
+def judged(a: Path | onnx.ModelProto, b: Path | onnx.ModelProto) -> bool:
     """Whether a pair is certified beyond the sizes that are tried."""
     try:
-        found = certify(*models).certificate
+        found = certify(a, b).certificate
     except ModelError:
         return False
     return found.certified and not found.sizes

@@ -123,7 +123,7 @@ def size(axis: int, test: str) -> str:
 
 
 WRONG: dict[str, tuple[str, str]] = {
-    "the first of two functions": (BOTH, BOTH_HEADS.replace("s, y)", "s, y5)").replace("z =", "y5 = Mul(y, $1.00001) z =")),
+    "the first of two functions": (BOTH, BOTH_HEADS.replace("s, y)", "s, w)").replace("z =", "w = Mul(y, $1.00001) z =")),
     "the second of two functions": (BOTH, BOTH_HEADS.replace("h = Mul(r, t)", "w = Mul(t, $1.00001) h = Mul(r, w)")),
     # one interval, far from any sample
     "an interval of 1e-4": (SILU, where("a = Greater(y, $1.2345) b = Less(y, $1.2346) c = And(a, b)")),
@@ -242,7 +242,7 @@ KINDS = {
 
 def kinds(name: str) -> list[onnx.ModelProto]:
     constants = integers(one=1, two=2, big=[1, 1, 2**62])
-    scales = {"scales": tensor("scales", [1.0, 2.0, 3.0, 4.0]), "W": tensor("W", np.arange(16).reshape(4, 4))}
+    scales = {"scales": tensor("scales", np.array([1.0, 2.0, 3.0, 4.0])), "W": tensor("W", np.arange(16).reshape(4, 4))}
     constants |= {"low": tensor("low", -1.0), "high": tensor("high", 2.0)} | scales
     options: dict[str, Any] = {"constants": constants, "domains": {"com.microsoft": 1, "own": 1}, "opset": 19, "ir": 9}
     options["inputs"] = f"float[batch, {4 if 'scales' in name else 'tokens'}, 4] x"

@@ -30,7 +30,7 @@ _SIZE = "s = Shape(x) n = Gather(s, one) f = Cast<to=1>(n)"
 _ROOTS = "a = Sub({0}, c5) b = Sub({0}, c7) c = Sub({0}, c61) d = Sub({0}, c1) p = Mul(a, b) q = Mul(p, c)"
 _BODY = "{{ {}  r = Constant<value_floats=[1.0]>() }}"
 _TABLE = np.random.default_rng(0).standard_normal((300, 4)).astype(np.float32)
-_OTHER = _TABLE + np.float32([[0]] * 299 + [[1]])
+_OTHER = _TABLE + np.array([[0]] * 299 + [[1]], np.float32)
 _LARGE = np.resize(_TABLE, (60_000, 4))
 _WEIGHTED = "(float[batch,seq,4] x) => (float[batch,seq,4] out)"
 _STEPS = np.linspace(0.1, 1, 128, dtype=np.float32)
@@ -38,12 +38,12 @@ _STEPS = np.linspace(0.1, 1, 128, dtype=np.float32)
 
 def f(*numbers: float) -> Any:
     """A vector of float32."""
-    return np.float32(numbers)
+    return np.array(numbers, np.float32)
 
 
 def n(*numbers: int) -> Any:
     """A vector of int64."""
-    return np.int64(numbers)
+    return np.array(numbers, np.int64)
 
 
 def with_last(table: Any, row: int) -> Any:

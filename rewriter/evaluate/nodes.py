@@ -1,0 +1,146 @@
+"""Nodes that no row computes: those on plain arrays, and If and Loop.
+
+The first are run by the runtime's own kernels, bit by bit. Of the others, the bodies are evaluated as often as
+conditions and trip counts say, which must be known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Unsupported, Value
+from rewriter.evaluate.moves import concatenated
+from rewriter.evaluate.table import Call
+from rewriter.graph.constants import elem_type_of
+from rewriter.text import one_line
+
+_KEPT = 2**20  # results of at most this many entries are kept
+_MAX_IR = 11
+
+
+class Kernels:
+    """Runs single nodes in sessions of their own, and keeps small results."""
+
+    def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
+        self._imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        self._ir_version = min(ir_version, _MAX_IR)
+        self._kept: dict[bytes, tuple[Any, ...]] = {}
+
+    def run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
+        """The outputs of a node. Raises Unsupported where neither onnxruntime nor onnx's evaluator computes it."""
+        key = _key(node, operands)
+        if key in self._kept:
+            return self._kept[key]
+        inputs = [f"i{place}" if each is not None else "" for place, each in enumerate(operands)]
+        outputs = [f"o{place}" if name else "" for place, name in enumerate(node.output)]
+        single = helper.make_node(node.op_type, inputs, outputs, node.name, domain=node.domain)
+        single.attribute.extend(node.attribute)
+        feeds = {name: each for name, each in zip(inputs, operands, strict=True) if name and each is not None}
+        infos = [helper.make_tensor_value_info(name, elem_type_of(each), each.shape) for name, each in feeds.items()]
+        graph = helper.make_graph([single], "node", infos, [onnx.ValueInfoProto(name=name) for name in outputs if name])
+        model = helper.make_model(graph, opset_imports=self._imports, ir_version=self._ir_version)
+        made = iter(_computed(model, feeds))
+        result = tuple(next(made) if name else None for name in outputs)
+        if sum(np.size(each) for each in result if each is not None) <= _KEPT:
+            self._kept[key] = result
+        return result
+
+
+def _computed(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
+    import onnxruntime
+    from onnx.reference import ReferenceEvaluator
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return list(session.run(None, dict(feeds)))
+    except Exception as error:  # noqa: BLE001 - onnxruntime raises its own of many kinds
+        try:
+            return list(ReferenceEvaluator(model).run(None, dict(feeds)))
+        except Exception:  # noqa: BLE001 - and onnx's evaluator any
+            raise Unsupported(f"no kernel computes it: {one_line(str(error), 120)}") from None
+
+
+def _key(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
+    digest = hashlib.blake2b(node.op_type.encode() + node.domain.encode(), digest_size=16)
+    for each in sorted(attribute.SerializeToString() for attribute in node.attribute):
+        digest.update(each)
+    digest.update(repr([bool(name) for name in node.output]).encode())
+    for operand in operands:
+        if operand is None:
+            digest.update(b"|none")
+            continue
+        content = repr(operand).encode() if operand.dtype.kind in "OUS" else np.ascontiguousarray(operand).tobytes()
+        digest.update(f"|{operand.dtype}{operand.shape}".encode() + content)
+    return digest.digest()
+
+
+# -- If and Loop -------------------------------------------------------------------------------------------------------
+
+CONTROL = {"If", "Loop"}
+_MAX_ITERATIONS = 10_000
+
+
+def control(call: Call, operands: Sequence[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
+    """The outputs of a node that has bodies. Raises Unsupported where data decides what is evaluated."""
+    if call.kind == "Loop":
+        return _loop(call, operands, environment)
+    branch = call.get("then_branch" if _known(operands[0], "a branch") else "else_branch")
+    made = call.evaluator.body(branch, environment)
+    _spread(call, branch)
+    return tuple(made)
+
+
+def _known(x: Any, what: str) -> Array:
+    if isinstance(x, Value):
+        raise Unsupported(f"data decides {what}")
+    return np.asarray(x).reshape(())
+
+
+def _loop(call: Call, operands: Sequence[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
+    limit, condition, *state = operands
+    body: onnx.GraphProto = call.get("body")
+    times = math.inf if limit is None else int(_known(limit, "how often a loop runs"))
+    going = condition is None or bool(_known(condition, "whether a loop runs"))
+    decided, loop_carried = call.evaluator.decided, zip(body.input[2:], call.node.input[2:], strict=False)
+    decided |= {formal.name for formal, name in loop_carried if name in decided}
+    rounds: list[list[Any]] = []
+    while going and len(rounds) < times:
+        number, more = np.array(len(rounds), np.int64), np.array(going)
+        given = dict(zip((value.name for value in body.input), (number, more, *state), strict=True))
+        goes_on, *made = call.evaluator.body(body, ChainMap(given, environment))
+        going, state, yielded = bool(_known(goes_on, "when a loop ends")), made[: len(state)], made[len(state) :]
+        rounds.append(yielded)
+        if len(rounds) > _MAX_ITERATIONS:
+            raise Unsupported(f"more than {_MAX_ITERATIONS:,} iterations")
+    _spread(call, body, skipped=1)
+    infos = enumerate(body.output[1 + len(state) :])
+    return (*state, *(_stacked(call, info, [each[place] for each in rounds]) for place, info in infos))
+
+
+def _stacked(call: Call, info: onnx.ValueInfoProto, slices: Sequence[Any]) -> Any:
+    """What the iterations yield, along a new first axis."""
+    if slices:
+        return concatenated(call, [call.move(each, lambda t: t[None]) for each in slices], 0)
+    kind = info.type.tensor_type
+    dims = [each.dim_value if each.HasField("dim_value") else -1 for each in kind.shape.dim]
+    if not kind.HasField("shape") or -1 in dims:
+        raise Unsupported("a loop that never runs yields a tensor of unknown shape")
+    return np.zeros([0, *dims], helper.tensor_dtype_to_np_dtype(kind.elem_type))
+
+
+def _spread(call: Call, body: onnx.GraphProto, skipped: int = 0) -> None:
+    """Outputs depend on the values of integer inputs like those of the body."""
+    decided, inner = call.evaluator.decided, body.output[skipped:]
+    decided |= {name for formal, name in zip(inner, call.node.output, strict=False) if formal.name in decided}
