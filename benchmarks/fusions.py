@@ -28,9 +28,6 @@ from models.tools.common import Hints, Refused
 from models.variants import Variant, make_variant
 from rewriter.errors import RewriteError
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.proof.inputs.accepted import run_accepted
-from rewriter.proof.run import Side, Way
-from rewriter.proof.settings import Settings
 from rewriter.proof.values.compare import compare
 from rewriter.text import one_line
 
@@ -125,9 +122,6 @@ def judged(a: LoadedModel, b: LoadedModel) -> dict[str, Any]:
     """What the values of two models say, as a row of the results."""
     names = _by_position(a.proto.graph, b.proto.graph)
     found = compare(a, b, names=names)
-    if found.unable:  # A takes one size alone
-        accepted = run_accepted(Side.of(a), [Way("cpu", optimise=False)], Settings(("cpu",)))
-        found = compare(a, b, names=names, cases=accepted.cases)
     first = found.departure.first if found.departure is not None else None
     return {
         "same": found.certified,

@@ -311,14 +311,14 @@ class Evaluator:
         if not depends and not (call.decided and self.takes_rows(call, operands)):
             made = self._plain(call, operands)
             if call.decided and kind in _COMPARISONS:
-                self._note_choice(node.output[0], *operands, made)
+                self._note_choice(node.output[0], operands, made)
             return made
         found = row(domain, kind)
         return self._opaque(call, operands) if found is None else found(call, *operands)
 
-    def _note_choice(self, name: str, x: Array, y: Array, made: Array) -> None:
+    def _note_choice(self, name: str, compared: Sequence[Array], made: Any) -> None:
         """Note what integers that inputs decide were compared, up to the side, and which results there were."""
-        apart = np.unique(np.abs(np.subtract(x, y, dtype=np.float64)))
+        apart = np.unique(np.abs(np.subtract(*compared, dtype=np.float64)))
         self.choices[name] = hash(apart.tobytes()), frozenset(np.unique(made).tolist())
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:

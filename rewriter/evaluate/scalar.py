@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Floats, Unsupported, Value, lifted
+from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Field, Floats, Unsupported, Value, lifted
 from rewriter.evaluate.moves import masks_of
 from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
@@ -331,7 +331,7 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
         return False
     number = float(np.asarray(bound).item())
     if is_last(bound, below=below) or is_far(call.f, number, below=below):
-        if FARTHEST > abs(number) >= _UNREACHED:
+        if isinstance(call.f, Field) and FARTHEST > abs(number) >= _UNREACHED:
             call.f.snapped[number] = "a bound that no value reaches"
         return bool(call.f.reads_masks)
     return False

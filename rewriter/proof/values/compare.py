@@ -166,7 +166,8 @@ class _Pair:
         self.a, self.b = Program(a), Program(b)
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
-        self._most_rounds, self._settings = (_ROUNDS, SETTINGS[::2]) if large else (_MOST_ROUNDS, SETTINGS)
+        self._most_rounds = _ROUNDS if large else _MOST_ROUNDS
+        self._settings: Sequence[Setting] = SETTINGS[::2] if large else SETTINGS
         self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
         self._small = points(self._maker, _SMALL[: 1 + self._maker.branches], longest)
         self._sizes: Mapping[Kind, int] = {}
@@ -326,7 +327,7 @@ class _Pair:
             refused = [id(case) for case, why in zip(cases, failed, strict=True) if why]
             self.points = [case for case in self.points if id(case) not in refused]
         kept = [place for place, why in enumerate(failed) if not why]
-        ours, cases, keys = ([each[place] for place in kept] for each in (ours, cases, keys))
+        ours, cases, keys = [ours[k] for k in kept], [cases[k] for k in kept], [keys[k] for k in kept]
         theirs, failed = self._evaluated(self.b, fields(self._products), cases, reading)
         if any(failed):
             self.unable = True
@@ -534,7 +535,7 @@ class _Pair:
     ) -> str:
         """Why equal values prove nothing: a sign that one model alone takes decides them; empty if none does.
 
-        It decides nothing where the values are the same with it turned, or taken for 0; where masks decide, it cannot be.
+        It decides nothing where the values are the same with it turned, or taken for 0; masks decide some that cannot.
         """
         for program, own, other in ((self.a, ours, theirs), (self.b, theirs, ours)):
             apart = [x.field.conditions - y.field.conditions for x, y in zip(own, other, strict=True)]

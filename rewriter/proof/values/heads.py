@@ -658,7 +658,7 @@ def _distance(region: Region, allowed: Allowed) -> Bound:
 
 
 def _factors(function: Expression) -> list[Expression] | None:
-    """A product as its factors that are functions of either leaf; None where it is none. Constants are with the last."""
+    """A product as its factors of either leaf, constants with the last; None where it is none."""
     made, pending = [ONE] * MOST_LEAVES, [function]
     while pending:
         part = pending.pop()

@@ -123,7 +123,7 @@ def size(axis: int, test: str) -> str:
 
 
 WRONG: dict[str, tuple[str, str]] = {
-    "the first of two functions": (BOTH, BOTH_HEADS.replace("s, y)", "s, y5)").replace("z =", "y5 = Mul(y, $1.00001) z =")),
+    "the first of two functions": (BOTH, f"w = Mul(y, $1.00001) {BOTH_HEADS}".replace("s, y)", "s, w)")),
     "the second of two functions": (BOTH, BOTH_HEADS.replace("h = Mul(r, t)", "w = Mul(t, $1.00001) h = Mul(r, w)")),
     # one interval, far from any sample
     "an interval of 1e-4": (SILU, where("a = Greater(y, $1.2345) b = Less(y, $1.2346) c = And(a, b)")),
