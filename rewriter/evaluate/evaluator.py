@@ -195,7 +195,7 @@ class Evaluator:
         self._depth = 0  # of bodies
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
-        self.choices: dict[str, tuple[int, frozenset[bool]]] = {}  # by comparison of integers that inputs decide
+        self.choices: dict[str, tuple[int, frozenset[bool], bool]] = {}  # by comparison of integers
         self.fixed: set[str] = set()  # tensors that are made of constants alone, the same at every size
         # Tables of which this size may read only a part, by content: name and shape.
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
@@ -310,16 +310,19 @@ class Evaluator:
                 depends = any(isinstance(each, Value) for each in operands)
         if not depends and not (call.decided and self.takes_rows(call, operands)):
             made = self._plain(call, operands)
-            if call.decided and kind in _COMPARISONS:
-                self._note_choice(node.output[0], operands, made)
+            if kind in _COMPARISONS and not self.fixed.issuperset(node.input):
+                self._note_choice(call, operands, made)
             return made
         found = row(domain, kind)
         return self._opaque(call, operands) if found is None else found(call, *operands)
 
-    def _note_choice(self, name: str, compared: Sequence[Array], made: Any) -> None:
-        """Note what integers that inputs decide were compared, up to the side, and which results there were."""
+    def _note_choice(self, call: Call, compared: Sequence[Array], made: Any) -> None:
+        """Note which integers were compared, up to the side, which results there were, and whether inputs decide."""
+        if not call.decided and any((each < 0).all() for each in compared):
+            return  # no size is negative
         apart = np.unique(np.abs(np.subtract(*compared, dtype=np.float64)))
-        self.choices[name] = hash(apart.tobytes()), frozenset(np.unique(made).tolist())
+        results = frozenset(np.unique(made).tolist())
+        self.choices[call.node.output[0]] = hash(apart.tobytes()), results, call.decided
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as a function of which nothing is known but its operator and operands.

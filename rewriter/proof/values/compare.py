@@ -33,7 +33,7 @@ from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.inputs.specs import Kind
-from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claimed, Refusal
+from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
@@ -117,6 +117,7 @@ def compare(
     b: LoadedModel,
     *,
     claims: Mapping[Place, Claimed] | None = None,
+    blocks: Sequence[Claim] = (),
     limit: float = UNCLAIMED,
     names: Mapping[str, str] | None = None,
     dims: Mapping[str, int] | None = None,
@@ -130,7 +131,7 @@ def compare(
     """
     start = time.perf_counter()
     try:
-        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest)
+        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest, blocks)
         found = pair.compared(isolate=isolate)
         if pair.unable and not found.certified and pair.resized():
             found = pair.compared(isolate=isolate)
@@ -161,6 +162,7 @@ class _Pair:
         claims: Mapping[Place, Claimed],
         limit: float,
         longest: int | None,
+        blocks: Sequence[Claim],
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
@@ -180,6 +182,7 @@ class _Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._reason, self._refuted, self._coins = "", "", 0
+        self._blocks, self._about = blocks, ""  # an activation of A that the reason is about
         self.unable = False  # whether an evaluation could not be carried out
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()
         self._products = products(self.a)
@@ -238,8 +241,9 @@ class _Pair:
                 named = self._reason
             if self._refuted:
                 break
+        found = self._departure(isolate=isolate)
         why = Refusal(
-            original=self._refuted,
+            original=self._refuted or self._about,
             reason=named or self._reason,
             refuted=bool(self._refuted),
             settled=bool(self._refuted),
@@ -247,7 +251,7 @@ class _Pair:
         return Certificate(
             certified=False,
             refusals=(why,),
-            departure=self._departure(isolate=isolate),
+            departure=found,
             unable=self.unable and not self._differ,
         )
 
@@ -291,6 +295,12 @@ class _Pair:
             return self._evaluated(program, [field], [case], reading, **options)[0][0]
 
         a, b = evaluate(self.a, (), {}), evaluate(self.b, (), {})
+
+        def same(name: str) -> bool:
+            return name not in a.prints or name not in b.prints or a.prints[name].exact == b.prints[name].exact
+
+        wrong = (each for each in self._blocks if all(map(same, each.reads)) and not all(map(same, each.makes)))
+        self._about = next((each.output for each in wrong), self._about)
         if not isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
         return isolated(lambda values: evaluate(self.a, (), values), evaluate(self.b, None, {}))
@@ -340,6 +350,7 @@ class _Pair:
             if differing:
                 self._differ.append((reading, case))
                 failures = self._heads[reading].failures if reading in self._heads else {}
+                self._about = self._about or next(iter(failures), "")
                 unread = [f"; the heads of '{name}' were not read: {text}" for name, text in failures.items()][:1]
                 self._reason = "".join([f"output '{differing[0]}' has other values", *unread])
                 return None
@@ -396,7 +407,7 @@ class _Pair:
         for region in regions:
             if region.bound is None or not region.bound.holds:
                 reason = "" if region.bound is None else region.bound.reason
-                self._reason = f"{reason} (the activation {region.output})"
+                self._reason, self._about = f"{reason} (the activation {region.output})", region.output
                 beyond = region.bound is not None and region.bound.at_least > region.bound.limit
                 if beyond and self._takes_every_number(region.leaves[0]):
                     self._refuted = region.output
@@ -509,8 +520,10 @@ class _Pair:
         fixed = next((n for n in known if n not in a[0].decided), None)
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
-        if self._one_way(a, b):
-            return f"'{self._one_way(a, b)}' compares values of inputs, which the first model does not, with one result"
+        one_way = self._one_way(a, b)
+        if one_way:
+            self._about = self._block_behind(one_way)
+            return f"'{one_way}' compares integers that the first model does not, always with the same result"
         for ours, theirs in zip(a, b, strict=True):
             loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
             if loose and reading not in self._heads:
@@ -520,13 +533,27 @@ class _Pair:
                 return f"what masks the scores of '{loose[0]}' is not known to be far below the others"
         return ""
 
+    def _block_behind(self, name: str) -> str:
+        """The activation of the first replaced block that is computed from a tensor of B."""
+        behind = {name}
+        for node in self.b.graph.node:
+            if not behind.isdisjoint(node.input):
+                behind.update(node.output)
+                for block in self._blocks:
+                    if not behind.isdisjoint(block.makes):
+                        return block.output
+        return ""
+
     def _one_way(self, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
-        """A comparison of integers in B alone that always had the same result: other values may be rare."""
+        """A comparison of integers in B alone that always had the same result: other values may be rare.
+
+        Sizes only matter in what a rewriting made of A: other tools' files are the same at those that are tried.
+        """
         results: dict[str, set[bool]] = {}
         for ours, theirs in zip(a, b, strict=True):
-            known = {key for key, _ in ours.choices.values()}
-            for name, (key, found) in theirs.choices.items():
-                if key not in known or name in results:
+            known = {key for key, *_ in ours.choices.values()}
+            for name, (key, found, decided) in theirs.choices.items():
+                if (decided or self._claims) and (key not in known or name in results):
                     results.setdefault(name, set()).update(found)
         return next((name for name, found in results.items() if len(found) < len((True, False))), "")
 
