@@ -241,7 +241,7 @@ class _Pair:
                 named = self._reason
             if self._refuted:
                 break
-        found = self._departure(isolate=isolate)
+        departing = self._departure(isolate=isolate)
         why = Refusal(
             original=self._refuted or self._about,
             reason=named or self._reason,
@@ -251,7 +251,7 @@ class _Pair:
         return Certificate(
             certified=False,
             refusals=(why,),
-            departure=found,
+            departure=departing,
             unable=self.unable and not self._differ,
         )
 
