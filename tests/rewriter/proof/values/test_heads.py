@@ -65,9 +65,8 @@ def test_every_form_of_every_activation_is_proved_and_what_onnxruntime_makes_of_
         ("relu-decoder", "loop"),
         *(
             pytest.param("gated-decoder", each, marks=slow)
-            for each in ("int4-nbits", "int8-dynamic", "int8-weights", "fp16-all", "function-own")
+            for each in ("int4-nbits", "int8-dynamic", "int8-weights", "fp16-all", "function-own", "if-own")
         ),
-        pytest.param("gated-decoder", "if-own", marks=[slow, pytest.mark.xfail(reason="open: refused", strict=True)]),
     ],
 )
 def test_weights_that_others_store_and_bodies(stem: str, variant: str, tmp_path: Path) -> None:
