@@ -321,7 +321,8 @@ class Evaluator:
         if not call.decided and any((each < 0).all() for each in compared):
             return  # no size is negative
         apart = np.unique(np.abs(np.subtract(*compared, dtype=np.float64)))
-        results = frozenset(np.unique(made).tolist())
+        along = not call.decided and made.size > 1  # positions, whose results follow from each other
+        results = frozenset({False, True} if along else np.unique(made).tolist())
         self.choices[call.node.output[0]] = hash(apart.tobytes()), results, call.decided
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
