@@ -87,7 +87,8 @@ class Program:
         self._model = model
         try:
             alone = inlined(model.proto) if model.proto.functions else model.proto
-            self.proto = with_distinct_names(_with_definitions(alone))
+            self.named = _with_definitions(alone)  # with the model's own names
+            self.proto = with_distinct_names(self.named)
         except (RuntimeError, onnx.checker.ValidationError) as error:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
         self.graph = self.proto.graph

@@ -14,7 +14,7 @@ from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Floats, Value, each, sigmoid
 from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.scalar import NONLINEAR
-from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT, Call, row
+from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT, Call, row, tuple_of
 from rewriter.graph.view import attributes, key_of
 
 __all__ = ["MICROSOFT", "NONLINEAR", "OPERATORS", "evaluate", "gelu_tanh", "is_elementwise", "normal_cdf"]
@@ -49,4 +49,5 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
         made = found(
             Call(node, node.op_type, attributes(node), _REALS), *(Value(np.asarray(arg, np.float64)) for arg in args)
         )
+    made = tuple_of(made)[0]
     return np.asarray(made.entries if isinstance(made, Value) else made, np.float64)

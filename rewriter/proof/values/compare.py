@@ -27,8 +27,8 @@ from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupp
 from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
-from rewriter.graph.view import Place, all_views
-from rewriter.graph.walk import BODY, iter_nodes
+from rewriter.graph.view import GraphView, Place, all_views
+from rewriter.graph.walk import iter_nodes
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
@@ -65,6 +65,8 @@ _LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul",
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _COARSE = 0.1, 1e-3
 """The share of an output's norm that float64 may be off by, and the bound of an activation that may allow more."""
+_REFUTED = 2.0
+"""How far beyond its limit an activation is, if no other reading of constants can help."""
 _DRAWS = 4
 """How often real inputs of a small model are drawn."""
 _LOWEST = -(2.0**90)
@@ -171,14 +173,14 @@ class _Pair:
         self._most_rounds = _ROUNDS if large else _MOST_ROUNDS
         self._settings: Sequence[Setting] = SETTINGS[::2] if large else SETTINGS
         self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
-        self._small = points(self._maker, _SMALL[: 1 + self._maker.branches], longest)
+        self._small = self._with_branches()
         self._sizes: Mapping[Kind, int] = {}
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
-        self._claims = {name: claim for (_, name), claim in sorted(claims.items(), key=lambda each: -each[1].limit)}
+        self._claims = claims
         self._limit = limit
-        self._types = {view.path: view for view in all_views(self.a.proto)}[()]
+        self._views = all_views(self.a.proto)
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._reason, self._refuted, self._coins = "", "", 0
@@ -203,6 +205,12 @@ class _Pair:
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
+    def _with_branches(self) -> list[Case]:
+        """Small inputs at which heads are read: several, where flags or a past may choose what is evaluated."""
+        choices = 1 + any(node.op_type == "If" for node in iter_nodes(self.a.graph.node))
+        settings = _SMALL[: 1 + self._maker.branches]
+        return [case for number in range(choices) for case in points(self._maker, settings, self._most, number)]
+
     def resized(self) -> bool:
         """Whether A can be evaluated at sizes that it hides, such as those of its images; then take them."""
 
@@ -213,7 +221,7 @@ class _Pair:
         for sizes in found[:1]:
             self._maker, self._sizes = self._maker.at(sizes), sizes
             self.points = points(self._maker, self._settings[:2], self._most)
-            self._small, self.unable = points(self._maker, _SMALL[:1], self._most), False
+            self._small, self.unable = self._with_branches(), False
         return bool(found)
 
     def compared(self, *, isolate: bool) -> Certificate:
@@ -408,34 +416,48 @@ class _Pair:
             if region.bound is None or not region.bound.holds:
                 reason = "" if region.bound is None else region.bound.reason
                 self._reason, self._about = f"{reason} (the activation {region.output})", region.output
-                beyond = region.bound is not None and region.bound.at_least > region.bound.limit
+                beyond = region.bound is not None and region.bound.at_least > _REFUTED * region.bound.limit
                 if beyond and self._takes_every_number(region.leaves[0]):
                     self._refuted = region.output
                 return None
         return tuple(map(self._certified, regions))
 
+    def _view_of(self, name: str) -> GraphView:
+        return next((each for each in self._views if each.made_by(name) is not None), self._views[0])
+
     def _takes_every_number(self, name: str) -> bool:
         """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
-        while (node := self._types.made_by(name)) is not None and node.op_type in (*MOVES, "Cast"):
+        while (node := self._view_of(name).made_by(name)) is not None and node.op_type in (*MOVES, "Cast"):
             name = node.input[0]
         return node is None or node.op_type in _LINEAR
 
+    @cached_property
+    def _place_of(self) -> Mapping[str, Place]:
+        """Where the tensors of bodies are in the model with its own names."""
+        views = zip(all_views(self.a.proto), all_views(self.a.named), strict=True)
+        nodes = ((own.path, *pair) for new, own in views for pair in zip(new.nodes, own.nodes, strict=True))
+        return {a: (path, b) for path, x, y in nodes if path for a, b in zip(x.output, y.output, strict=True)}
+
+    def _place(self, name: str) -> Place:
+        return self._place_of.get(name, ((), name))
+
     def _elem_type(self, name: str) -> int:
-        return self._types.type_of(name).elem_type or onnx.TensorProto.FLOAT
+        return self._view_of(name).type_of(name).elem_type or onnx.TensorProto.FLOAT
 
     def _allowed(self, region: Region) -> Allowed:
-        claim = self._claims.get(region.output.partition(BODY)[0])
+        claim = self._claims.get(self._place(region.output))
         return allowance(claim, self._elem_type(region.output), self._elem_type(region.leaves[0]), self._limit)
 
     def _certified(self, region: Region) -> CertifiedRegion:
         assert region.bound is not None  # noqa: S101 - of `bounded`
-        value = linear_leaf(region)
+        value, (path, output) = linear_leaf(region), self._place(region.output)
+        leaves = [self._place(each)[1] for each in region.leaves]
         return CertifiedRegion(
-            original=region.output,
-            rewritten=region.output,
-            path=(),
-            leaves=tuple(name for place, name in enumerate(region.leaves) if place != value),
-            linear_in=None if value is None else region.leaves[value],
+            original=output,
+            rewritten=output,
+            path=path,
+            leaves=tuple(name for place, name in enumerate(leaves) if place != value),
+            linear_in=None if value is None else leaves[value],
             elem_type=self._elem_type(region.output),
             nodes=len(ordered(region.rewritten)),
             bound=region.bound,

@@ -99,9 +99,9 @@ class Kept(Fingerprints):
         return [self.values[name] if name else None for name in node.input]
 
     def depends(self, name: str) -> bool:
-        """Whether a tensor is made of entries; a condition is if it compares some."""
+        """Whether a tensor is made of entries; a condition is if it compares some, and so is what it is cast to."""
         value, node = self.values.get(name), self.makers.get(name)
-        if isinstance(value, Value) or node is None or node.op_type not in (*COMPARISONS, *LOGIC):
+        if isinstance(value, Value) or node is None or node.op_type not in (*COMPARISONS, *LOGIC, "Cast"):
             return isinstance(value, Value)
         return any(self.depends(each) for each in node.input)
 
@@ -134,6 +134,8 @@ class Walk:
 
     def _followed(self, name: str, index: Index) -> Expression:
         value, node = self._run.values[name], self._run.makers.get(name)
+        if not isinstance(value, Value) and node is not None and self._run.depends(name):
+            return self._behind(node, name, index)
         if not isinstance(value, Value):
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
             return constant(float(numbers[index]) if is_float(numbers) else int(numbers[index]))
