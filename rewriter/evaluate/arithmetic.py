@@ -115,6 +115,20 @@ def _known_numbers() -> list[tuple[float, str, Fraction, int, Fraction | str]]:
     return sorted((value, *rest) for value, rest in found.items())
 
 
+def _is_short(value: float) -> bool:
+    return not math.isfinite(value) or value == 0 or (value < 4096 and float(value * 4096).is_integer())
+
+
+def known_number(value: float, size: int) -> tuple[float, str, Fraction, int, Fraction | str] | None:
+    """The number that a positive constant of so many bytes is rounded from, as `_known_numbers`; None for any other."""
+    ulp, numbers = value * {8: 4e-16, 4: 1.2e-7}.get(size, 1e-3), _known_numbers()
+    place = bisect_left(numbers, (value,))
+    near = [each for each in numbers[max(place - 1, 0) : place + 1] if abs(each[0] - value) <= ulp]
+    if _is_short(value) or not near:
+        return None
+    return min(near, key=lambda each: (len(each[1]), abs(each[0] - value)))
+
+
 class Field:
     """Arithmetic modulo a prime, which is 7 modulo 8, on int64 arrays, with oracles under a key."""
 
@@ -309,15 +323,12 @@ class Field:
         return found[0] if value > 0 else (self.p - found[0]) % self.p
 
     def _near(self, value: float, size: int) -> tuple[int, str] | None:
-        short = value < 4096 and float(value * 4096).is_integer()
-        if not math.isfinite(value) or value == 0 or value >= -self.low or short:
+        if _is_short(value) or value >= -self.low:
             return None
         ulp = value * {8: 4e-16, 4: 1.2e-7}.get(size, 1e-3)
-        numbers = _known_numbers()
-        place = bisect_left(numbers, (value,))
-        near = [each for each in numbers[max(place - 1, 0) : place + 1] if abs(each[0] - value) <= ulp]
-        if near:
-            _, text, factor, roots, base = min(near, key=lambda each: (len(each[1]), abs(each[0] - value)))
+        known = known_number(value, size)
+        if known is not None:
+            _, text, factor, roots, base = known
             residue = int(self.function(base, np.array(7))) if isinstance(base, str) else self.rational(base)
             return self.rational(factor) * pow(residue, ((self.p + 1) // 4) ** roots, self.p) % self.p, text
         place = bisect_left(self._products, value - 2 * ulp, key=lambda each: each[0])

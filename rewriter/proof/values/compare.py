@@ -65,8 +65,6 @@ _LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul",
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _COARSE = 0.1, 1e-3
 """The share of an output's norm that float64 may be off by, and the bound of an activation that may allow more."""
-_REFUTED = 2.0
-"""How far beyond its limit an activation is, if no other reading of constants can help."""
 _DRAWS = 4
 """How often real inputs of a small model are drawn."""
 _LOWEST = -(2.0**90)
@@ -416,7 +414,7 @@ class _Pair:
             if region.bound is None or not region.bound.holds:
                 reason = "" if region.bound is None else region.bound.reason
                 self._reason, self._about = f"{reason} (the activation {region.output})", region.output
-                beyond = region.bound is not None and region.bound.at_least > _REFUTED * region.bound.limit
+                beyond = region.bound is not None and region.bound.at_least > region.bound.limit
                 if beyond and self._takes_every_number(region.leaves[0]):
                     self._refuted = region.output
                 return None

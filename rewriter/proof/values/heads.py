@@ -75,7 +75,7 @@ _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
 _FARTHEST = -(2.0**59)
 _WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
-_ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
+_ELEMENTWISE = ("Clip", "Log", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
 _SCALES = ("Mul", "Div", "Neg")
 _MEETING = ("Softmax", "QuantizeLinear", "LayerNormalization")

@@ -22,7 +22,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, integers, is_float
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, integers, is_float, known_number
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.scalar import is_far, is_last
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
@@ -137,8 +137,10 @@ class Walk:
         if not isinstance(value, Value) and node is not None and self._run.depends(name):
             return self._behind(node, name, index)
         if not isinstance(value, Value):
+            if node is not None and node.op_type == "Sqrt":  # meant exactly, and read so with `snaps`
+                return apply("sqrt", self.at(node.input[0], aligned(index, self._run.values[node.input[0]].shape)))
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
-            return constant(float(numbers[index]) if is_float(numbers) else int(numbers[index]))
+            return self._number(numbers[index]) if is_float(numbers) else constant(int(numbers[index]))
         if name in self._stops:
             return self._stops[name]
         leaf = self._leaves.get(int(value.entries[index]))
@@ -160,6 +162,16 @@ class Walk:
             except (Lost, NotAFunction):
                 pass
         return leaf
+
+    def _number(self, number: Any) -> Expression:
+        """A constant, as the root that the field reads it as, if it is one."""
+        value, size = float(number), np.asarray(number).dtype.itemsize
+        known = known_number(abs(value), size) if self._run.field.snaps else None
+        if known is None or isinstance(known[4], str) or known[3] != 1:
+            return constant(value)
+        root = apply("sqrt", constant(fmpq(known[4].numerator, known[4].denominator)))
+        sign = 1 if value > 0 else -1
+        return mul(constant(fmpq(sign * known[2].numerator, known[2].denominator)), root)
 
     def _shifted(self, entry: int) -> Expression | None:
         """A leaf and a short number, where a linear layer adds it to what it computes; None otherwise."""
@@ -215,6 +227,8 @@ class Walk:
         if kind == "Clip":
             ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
             return symbol("clip", (operand(0), *ends))
+        if kind == "Log":
+            return _softplus_of(operand(0))
         if key_of(node) not in OPERATORS:
             raise Lost(f"{kind} is not followed")
         return scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
@@ -330,6 +344,14 @@ class Walk:
         if node.op_type.startswith("Less"):
             x, y = y, x
         return where(sub(x, y), a, b) if node.op_type.endswith("OrEqual") else where(sub(y, x), b, a)
+
+
+def _softplus_of(inner: Expression) -> Expression:
+    """log(1 + exp(x)), the only logarithm that is followed. Raises Lost for another one."""
+    for one, power in (inner.operands, inner.operands[::-1]) if inner.operator == "+" else ():
+        if one is ONE and power.operator == "exp":
+            return apply("softplus", power.operands[0])
+    raise Lost("Log is not followed")
 
 
 def aligned(index: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
