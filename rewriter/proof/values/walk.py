@@ -137,8 +137,8 @@ class Walk:
         if not isinstance(value, Value) and node is not None and self._run.depends(name):
             return self._behind(node, name, index)
         if not isinstance(value, Value):
-            if node is not None and node.op_type == "Sqrt":  # meant exactly, and read so with `snaps`
-                return apply("sqrt", self.at(node.input[0], aligned(index, self._run.values[node.input[0]].shape)))
+            if node is not None and self._rooted(name):  # meant exactly, and read so with `snaps`
+                return self._behind(node, name, index)
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
             return self._number(numbers[index]) if is_float(numbers) else constant(int(numbers[index]))
         if name in self._stops:
@@ -162,6 +162,13 @@ class Walk:
             except (Lost, NotAFunction):
                 pass
         return leaf
+
+    def _rooted(self, name: str) -> bool:
+        """Whether a constant is computed from a square root."""
+        node = self._run.makers.get(name)
+        if node is None or node.op_type not in ("Sqrt", "Reciprocal", "Div", "Mul"):
+            return False
+        return node.op_type == "Sqrt" or any(map(self._rooted, node.input))
 
     def _number(self, number: Any) -> Expression:
         """A constant, as the root that the field reads it as, if it is one."""
