@@ -89,6 +89,8 @@ class Program:
             alone = inlined(model.proto) if model.proto.functions else model.proto
             self.named = _with_definitions(alone)  # with the model's own names
             self.proto = with_distinct_names(self.named)
+        except UnicodeDecodeError:
+            raise Unsupported("it has names that are not UTF-8") from None
         except (RuntimeError, onnx.checker.ValidationError) as error:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
         self.graph = self.proto.graph

@@ -10,7 +10,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from rewriter.compare.graphs import GraphDifference
+from rewriter.compare import GraphDifference
 from rewriter.errors import ExitStatus, ModelError, UsageError
 from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation

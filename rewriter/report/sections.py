@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from math import isnan
 from typing import Any
 
-from rewriter.compare.graphs import GraphDifference
+from rewriter.compare import GraphDifference
 from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.report.comparison import Certification, Comparison, RuntimeCertification

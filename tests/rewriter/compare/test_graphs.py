@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.compare.graphs import Change, GraphDifference, check_names, difference, signature_differences
+from rewriter.compare import Change, GraphDifference
+from rewriter.compare.graphs import check_names, difference, signature_differences
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, load_model
 from tests.changes import Change as Edit
