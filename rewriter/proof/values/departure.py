@@ -282,7 +282,7 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
     node = b.departing()
     if node is None:
         return {}
-    operands = b.operands(node)
+    operands = [each for each in b.operands(node) if each in pairs]
     return {
         "node": one_line(label(node)),
         "output": b.lost(node)[0],
