@@ -193,6 +193,8 @@ class _Pair:
             raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
         inputs = [value.name for value in b.proto.graph.input]
         read = [{name for node in iter_nodes(each.graph.node) for name in node.input} for each in (self.a, self.b)]
+        # What is a constant of A is one of B too, even if B's newer IR version lets callers replace it.
+        self.b.overridable &= {self.names.get(each, each) for each in self.a.overridable}
         for default in sorted(self.a.overridable):
             name = self.names.get(default, default)
             if name not in inputs or (default in read[0] and name not in read[1]):
