@@ -315,7 +315,7 @@ def test_file_of_the_graph(folder: Path, ran: Ran, capsys: pytest.CaptureFixture
     assert len(known) == len(nodes) + len(data["qk_only_nodes"]) > len(nodes)
     for place, score in found.why.items():
         node = nodes[found.ids[place]]
-        assert node["score"].items() <= vars(score).items()
+        assert all(getattr(score, key) == value for key, value in node["score"].items())
         traced = node["qk_tracing_results"]
         assert traced["pair_wise_contributors"] == [list(row) for row in score.top(10)]
         sums = dict(zip(score.keys, score.table.sum(axis=0).tolist(), strict=True))
