@@ -525,3 +525,15 @@ def test_a_bound_that_is_not_found_is_no_proof(monkeypatch: pytest.MonkeyPatch) 
     bounds.bound.cache_clear()
     assert not found.certified
     assert not any(each.refuted for each in found.refusals)
+
+
+@pytest.mark.parametrize("factor", ["two", "gain"])
+def test_a_default_may_be_replaced(factor: str) -> None:
+    """A factor that a caller may set is not the constant that it is by default."""
+    numbers = {"gain": np.array([2.0]), "two": np.array([2.0])}
+    inputs = "float[batch, tokens, 4] x, float[1] gain"
+    a, b = (
+        text_model(f"p = Mul(gain, x) q = Mul(x, {each}) out = Add(p, q)", inputs=inputs, constants=numbers)
+        for each in ("gain", factor)
+    )
+    assert judged(a, b).certified is (factor == "gain")
