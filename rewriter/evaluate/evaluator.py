@@ -28,6 +28,7 @@ from rewriter.evaluate.scalar import INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
+from rewriter.graph.fused import FUSED, SATURATING, saturating, with_parts
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import attributes, constant_of, key_of, label, needed, opsets, overridable_in
 from rewriter.graph.walk import iter_nodes, reads, subgraphs, with_distinct_names
@@ -87,7 +88,7 @@ class Program:
         self._model = model
         try:
             alone = inlined(model.proto) if model.proto.functions else model.proto
-            self.named = _with_definitions(alone)  # with the model's own names
+            self.named = _with_quantisers(_with_definitions(alone), model)  # with the model's own names
             self.proto = with_distinct_names(self.named)
         except UnicodeDecodeError:
             raise Unsupported("it has names that are not UTF-8") from None
@@ -168,6 +169,17 @@ def _with_definitions(model: onnx.ModelProto) -> onnx.ModelProto:
         if onnx.defs.get_schema(key[1], version).has_function  # type: ignore[attr-defined]
     ]
     return by_definition(deepcopy(model), defined) if defined else model
+
+
+def _with_quantisers(model: onnx.ModelProto, weights: LoadedModel) -> onnx.ModelProto:
+    """A model in which operators that saturate at 0 have their product or sum, and quantise it, in nodes of their own."""
+    low = saturating(model.graph, lambda tensor: _read(weights, tensor), overridable_in(model.graph))
+
+    def parts(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        written = {**FUSED, **SATURATING}.get(key_of(node))
+        return written(node) if written and not low.isdisjoint(node.output) else None
+
+    return with_parts(model, parts) if low else model
 
 
 class Evaluator:
@@ -314,7 +326,7 @@ class Evaluator:
         if not depends and not (call.decided and self.takes_rows(call, operands)):
             made = self._plain(call, operands)
             if kind in _COMPARISONS and not self.fixed.issuperset(node.input):
-                self._note_choice(call, operands, made)
+                self._note_choice(call, operands, tuple_of(made)[0])
             return made
         found = row(domain, kind)
         return self._opaque(call, operands) if found is None else found(call, *operands)

@@ -37,6 +37,7 @@ from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Clai
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
+    WRAPPERS,
     Allowed,
     Region,
     Regions,
@@ -445,7 +446,10 @@ class _Pair:
         return self._view_of(name).type_of(name).elem_type or onnx.TensorProto.FLOAT
 
     def _allowed(self, region: Region) -> Allowed:
-        claim = self._claims.get(self._place(region.output))
+        named = [region.output]  # and what only lays it out in another way
+        for name in named:
+            named += [node.output[0] for node in self._view_of(name).readers(name) if node.op_type in WRAPPERS]
+        claim = next((self._claims[place] for place in map(self._place, named) if place in self._claims), None)
         return allowance(claim, self._elem_type(region.output), self._elem_type(region.leaves[0]), self._limit)
 
     def _certified(self, region: Region) -> CertifiedRegion:

@@ -74,10 +74,10 @@ _EXACT = 1e-15
 _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
 _FARTHEST = -(2.0**59)
-_WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
+WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
 _ELEMENTWISE = ("Clip", "Log", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
-_SCALES = ("Mul", "Div", "Neg")
+_SCALES = ("Mul", "Div", "Neg", "Cast", "Identity")
 _MEETING = ("Softmax", "QuantizeLinear", "LayerNormalization", "Einsum")
 _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear")
 _ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
@@ -399,7 +399,7 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
             yield _Layer(data, weight, 1 if kind == "Conv" else -1)
         elif operand == 0:
             yield _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
-        elif values[data].ndim > 1:
+        elif values[node.input[operand]].ndim > 1:
             yield _Layer(data, weight, -2, np.swapaxes(weight, -1, -2))
 
 
@@ -446,7 +446,7 @@ class _Reader(Kept):
 
     def _activation(self, name: str) -> str | None:
         """The tensor that is only laid out in another way, or quantised; None where B has it."""
-        while name in self.makers and self.makers[name].op_type in (*_WRAPPERS, *_QUANTISERS):
+        while name in self.makers and self.makers[name].op_type in (*WRAPPERS, *_QUANTISERS):
             name = self.makers[name].input[0]
         known = name in self.regions or name in self.failures or name not in self.prints
         return None if known or self._partnered(name) else name
