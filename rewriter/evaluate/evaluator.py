@@ -172,7 +172,7 @@ def _with_definitions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_quantisers(model: onnx.ModelProto, weights: LoadedModel) -> onnx.ModelProto:
-    """A model in which operators that saturate at 0 have their product or sum, and quantise it, in nodes of their own."""
+    """A model in which operators that saturate at 0 are written out: what they quantise is a tensor of its own."""
     low = saturating(model.graph, lambda tensor: _read(weights, tensor), overridable_in(model.graph))
 
     def parts(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
