@@ -83,12 +83,15 @@ class Weights(Mapping[str, Array]):
 class Program:
     """A model as it is evaluated: functions inlined, operators without a row written out, weights read once."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        """Raises Unsupported where local functions cannot be inlined."""
+    def __init__(self, model: LoadedModel, *, other: onnx.ModelProto | None = None) -> None:
+        """With `other`, fused operators that it lacks are written out too: its heads may be functions of their parts.
+
+        Raises Unsupported where local functions cannot be inlined.
+        """
         self._model = model
         try:
             alone = inlined(model.proto) if model.proto.functions else model.proto
-            self.named = _with_quantisers(_with_definitions(alone), model)  # with the model's own names
+            self.named = _with_definitions(alone, model, other)  # with the model's own names
             self.proto = with_distinct_names(self.named)
         except UnicodeDecodeError:
             raise Unsupported("it has names that are not UTF-8") from None
@@ -157,9 +160,18 @@ def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
     return list(zip(nodes, dead, strict=True))
 
 
-def _with_definitions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model in which mixtures of experts, and operators that only ONNX defines by others, are written out."""
-    model = with_plain_experts(model)
+def _with_definitions(model: onnx.ModelProto, weights: LoadedModel, other: onnx.ModelProto | None) -> onnx.ModelProto:
+    """A model in which operators without a row, and those that `other` lacks, are written out."""
+    kept = {(key_of(node), *node.output) for node in iter_nodes(other.graph.node)} if other else set()
+    low = saturating(model.graph, lambda tensor: _read(weights, tensor), overridable_in(model.graph))
+
+    def parts(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        key = key_of(node)
+        written = FUSED.get(key, None if low.isdisjoint(node.output) else SATURATING.get(key))
+        apart = row(*key) is None or (other and (key, *node.output) not in kept)
+        return written(node) if written and apart else None
+
+    model = with_plain_experts(with_parts(model, parts))
     version = opsets(model.opset_import).get("", 1)
     used = {key_of(node) for node in iter_nodes(model.graph.node)}
     defined = [
@@ -169,17 +181,6 @@ def _with_definitions(model: onnx.ModelProto) -> onnx.ModelProto:
         if onnx.defs.get_schema(key[1], version).has_function  # type: ignore[attr-defined]
     ]
     return by_definition(deepcopy(model), defined) if defined else model
-
-
-def _with_quantisers(model: onnx.ModelProto, weights: LoadedModel) -> onnx.ModelProto:
-    """A model in which operators that saturate at 0 are written out: what they quantise is a tensor of its own."""
-    low = saturating(model.graph, lambda tensor: _read(weights, tensor), overridable_in(model.graph))
-
-    def parts(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        written = {**FUSED, **SATURATING}.get(key_of(node))
-        return written(node) if written and not low.isdisjoint(node.output) else None
-
-    return with_parts(model, parts) if low else model
 
 
 class Evaluator:

@@ -83,11 +83,6 @@ def _fused_matmul(call: Call, *operands: Any) -> Any:
     return activated(call, _scaled(call, matmul(call, *sides), call.get("alpha", 1.0)))
 
 
-@operator("GemmFastGelu")
-def _gemm_fast_gelu(call: Call, x: Any, y: Any, bias: Any = None) -> Any:
-    return call.apply("FastGelu", matmul(call, x, y), bias)
-
-
 def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:
     """The labels of the axes of each operand, and of the result."""
     left, arrow, result = equation.replace(" ", "").partition("->")

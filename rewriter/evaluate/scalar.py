@@ -250,17 +250,8 @@ def _gelu(call: Call, x: Any, bias: Any = None) -> Any:
 @elementwise("Swish")
 @elementwise("QuickGelu", domain=MICROSOFT)
 def _swish(call: Call, x: Value) -> Any:
-    return Value(_swished(call, x.entries, call.get("alpha", 1.702 if call.kind == "QuickGelu" else 1.0)))
-
-
-def _swished(call: Call, x: Array, alpha: float) -> Array:
-    f = call.f
-    return f.mul(x, f.sigmoid(x if alpha == 1 else f.mul(x, call.number(alpha))))
-
-
-@operator("SwiGLU")
-def _swiglu(call: Call, gate: Any, x: Any) -> Any:
-    return Value(call.f.mul(_swished(call, call.entries(gate), call.get("alpha", 1.0)), call.entries(x)))
+    f, alpha = call.f, call.get("alpha", 1.702 if call.kind == "QuickGelu" else 1.0)
+    return Value(f.mul(x.entries, f.sigmoid(x.entries if alpha == 1 else f.mul(x.entries, call.number(alpha)))))
 
 
 _ACTIVATIONS: Mapping[str, tuple[str, ...]] = {

@@ -16,8 +16,6 @@ import onnx
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
-from rewriter.graph.fused import in_parts, with_parts
-from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name, type_of
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes, iter_tensors
@@ -47,8 +45,6 @@ def prove(
     further |= {"claims": claims or {}, "names": names, "blocks": blocks}
     try:
         values = compare(original, rewritten, **further)
-        if not (values.certified or values.refuted):
-            values = _by_parts(original, rewritten, values, further)
     except UsageError as error:  # no inputs can be generated, as the run will say too
         values = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
     refusals = (
@@ -75,22 +71,6 @@ def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str
                 d for d in ours.shape or () if isinstance(d, int)
             ]:
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
-
-
-def _by_parts(
-    original: LoadedModel, rewritten: LoadedModel, found: Certificate, further: Mapping[str, Any]
-) -> Certificate:
-    """Compare with fused operators of the original written out: heads may be functions of tensors inside them."""
-    proto = with_plain_experts(with_parts(original.proto, lambda node: in_parts(node, ())))
-    if proto is original.proto:
-        return found
-    parts = replace(original, proto=proto, path=None)
-    again = compare(parts, rewritten, **further)
-    first = compare(original, parts, dims=further["dims"]) if again.certified or again.refuted else found
-    if not first.certified or first.regions:
-        return found
-    sizes, tried_only = again.sizes or first.sizes, again.tried_only or first.tried_only
-    return replace(again, sizes=sizes, tried_only=tried_only, seconds=found.seconds + again.seconds + first.seconds)
 
 
 def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:

@@ -166,7 +166,7 @@ class _Pair:
         blocks: Sequence[Claim],
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
-        self.a, self.b = Program(a), Program(b)
+        self.a, self.b = Program(a, other=b.proto), Program(b)
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
         self._most_rounds = _ROUNDS if large else _MOST_ROUNDS
