@@ -4,11 +4,10 @@ It is the `Conversion` of every block, field by field:
 
     {"version": 2, "options": {"form": "compact"}, "blocks": [{"program": {...}, ...}]}
 
-with the options of the last run that differ from their defaults. Real numbers are hexadecimal floats; fields at their
-defaults are left out. `read_record` checks shape and types but not the truth: a plan is a claim, to be proved or to be
-checked against the graph. A block counts as heads (`recognise`) if its program computes the activation that the plan
-names, and if the file has exactly the nodes and constants that the form emits for it. Otherwise the plan is ignored
-with a note, and its nodes are treated like any others.
+with the options of the last run. Real numbers are hexadecimal floats; what is at its default is left out. A plan is a
+claim: `read_record` checks shape and types alone. A block counts as heads (`recognise`) if its program computes the
+activation that the plan names, and if the file has exactly the nodes and constants that the form emits for it.
+Otherwise the plan is ignored with a note.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Form `local`: every query is scored against exactly its own key and the bias keys (docs/forms.md).
 
-The nodes replace the activation region: pre-activations are the queries, the activation's output is the heads' output.
-W1 and W2 stay in the graph as the heads' stacked projections and are never read, so they may be anything linear. In a
-gate, the self values are the line g as attention, and the heads' output is multiplied by the gate's value.
+The nodes replace the activation region: pre-activations are the queries. W1 and W2 stay in the graph as the heads'
+stacked projections and are never read, so they may be anything linear. In a gate, the self values are the line g as
+attention, and the heads' output is multiplied by the gate's value.
 
-A small offset of a logit (`passes.programs.program.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
-e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. The largest logit is subtracted
-first; where the self logit is 0 and each side has at most one, steep bias token, logits relative to self are clipped
-instead (`centred`). No exponential of a steep key is denormal: onnxruntime's Exp takes ten times as long for these.
-Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, Clip) and Gather.
+A small offset of a logit (`passes.programs.program.FACTORED`) becomes a factor of the key's weight, since a logit is
+rounded in proportion to its magnitude. The largest logit is subtracted first; where the self logit is 0 and each side
+has at most one, steep bias token, logits relative to self are clipped instead (`centred`). No exponential of a steep
+key is denormal: onnxruntime's Exp takes ten times as long for these. Operators are those of opset 7, and Gather.
 """
 
 from __future__ import annotations

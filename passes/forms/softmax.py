@@ -1,12 +1,11 @@
 """Forms `compact`, `masked`, `maskless`, `staged` and `whole`: attention sublayers whose heads have a softmax.
 
-docs/forms.md describes them. In `masked`, `maskless`, `staged` and `whole`, each MLP is attention sublayers over N
-tokens and m bias tokens. `masked` has a mask computed from the runtime length (Theorems 3 and 6). `maskless` has
--omega in W_QK on the pairs that a mask would forbid (Theorem 9); a sequence that is too long fails in a node whose
-operands then have different sizes. `staged` has three sublayers (Theorems 7 and 8), with hidden columns y and, if
-gated, u, to which heads write f(y) u - u. `whole` is the sublayer of `maskless` with the columns and bias tokens that
-all sublayers of the network share (`passes.whole`). All four replace whole blocks, so the linear operators must be
-plain matrices.
+In `masked`, `maskless`, `staged` and `whole` (docs/forms.md), each MLP is attention sublayers over N tokens and m bias
+tokens, and the linear operators must be plain matrices. `masked` has a mask computed from the runtime length (Theorems
+3 and 6). `maskless` has -omega in W_QK on the pairs that a mask would forbid (Theorem 9); a sequence that is too long
+fails in a node whose operands then have different sizes. `staged` has three sublayers (Theorems 7 and 8), with hidden
+columns y and, if gated, u, to which heads write f(y) u - u. `whole` is `maskless` with columns and bias tokens that all
+sublayers of the network share (`passes.whole`).
 
 `compact` is the sublayer of `masked` at a cost that is linear in the number of tokens: each query is scored against
 exactly the keys that the mask leaves it. All of it is float32 in models of that type or narrower, with logits less an

@@ -7,8 +7,8 @@ The ends of a block are structural, found by one pass over the nodes (`Dataflow`
     function  an elementwise function, with scalar constants, of one or two leaves
     beyond    a nonlinear function followed by affine or shape-only operators, on the path to W2
 
-The middle of a block is semantic (`passes.match.identify`). Every activation that leads to a linear operator without
-being part of a block is reported with its reason. The graph is not changed.
+The middle of a block is semantic (`passes.match.identify`). Activations that lead to a linear operator without
+being part of a block are reported with the reason.
 """
 
 from __future__ import annotations

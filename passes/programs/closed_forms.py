@@ -5,17 +5,15 @@ a; between values v and w that are equal at a, the error is at most 0.2785 |v' -
 logit 0 and another at y - L with the value times e^L give e^y (1 - e^(y - L) + ...).
 
 A gate is a program of h(g) u, made of one of h(y): its self values read u (docs/programs.md). `with_line` makes any
-program a gate in the arithmetic of its model, through the line g as attention (`exponentials.Line`); form `local` uses
-it. `gate` needs the fewest heads and keys, but also float64: h(g) becomes a small difference of weights divided by a
-small number e. The self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g) is split in two,
-s + e and s - e, with the values c/e + d and -c/e + d; every key with a nonzero value becomes the self key of a head
-with value u. A linear term l g becomes l tanh(e g) / e. With x = e g, weights p of the self key and p_j of the others,
-A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
+program a gate through the line g as attention (`exponentials.Line`), as form `local` does. `gate` needs the fewest
+heads, in float64: the self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g) is split in
+two, s + e and s - e, with the values c/e + d and -c/e + d; every key with a nonzero value becomes the self key of a
+head with value u. A linear term l g becomes l tanh(e g) / e. With x = e g, weights p of the self key and p_j of the
+others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
 
     p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
 
-which `limit_error` measures over max(1, |h|). In float64 models rounding over e is too much; there a gate is the
-program with the line, written out as heads over pairs of keys (`Arithmetic.pairs`).
+which `limit_error` measures over max(1, |h|). In float64 models, a gate is written out over pairs of keys instead.
 """
 
 from __future__ import annotations

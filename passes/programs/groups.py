@@ -4,9 +4,8 @@ The outputs of the groups add up to the program, and each is a head over {self, 
 outside the program's heads become heads too:
 
 - A linear term l z beside a single head whose values are multiples of z is spread over that head's keys, as the weights
-  sum to one: the weight of a bias token is the self weight of another head, in which that key and the self key have
-  changed places. This avoids the cancellation of y minus something close to y: Mish becomes the two heads
-  y p_1 + y p_2. The sums of coefficients round once more, which `spread_error` bounds.
+  sum to one: the weight of a bias token is the self weight of another head, with that key and the self key exchanged.
+  Thus Mish becomes y p_1 + y p_2, without cancellation. `spread_error` bounds the rounding of these sums.
 - Otherwise `linear z + constant` is a head that attends only to itself (Theorem 7): no bias tokens, weight 1.
 """
 

@@ -6,9 +6,8 @@ Everything else between embedding and unembedding must be a converted block, lin
 `cores_of` names what is none of these.
 
 What is added to the scores is by position alone, which W_QK can hold, or by data. The graph's own nodes compute it at
-several lengths, from shapes alone. What is the same number for the same two positions at each of them is an entry of a
-table. What is data stays an addition; pairs that it forbids for any data, by their positions, are entries of the table
-too.
+several lengths. What is the same number for the same two positions at each is an entry of a table, as are pairs that
+data forbid by their positions, whatever they are; the rest of what is data stays an addition.
 """
 
 from __future__ import annotations

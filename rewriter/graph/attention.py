@@ -4,9 +4,7 @@
 
 Keys and values are those of the cache, then the new ones. GroupQueryAttention counts positions by the given lengths:
 its cache may be over-allocated. A weight of MatMulNBits and GatherBlockQuantized is (number - zero point) scale, with
-one scale for each block of a row.
-
-Heads are read from these definitions, and the float64 reference evaluates them. The run uses onnxruntime's own kernels.
+one scale for each block of a row. Heads are read from these definitions; the run uses onnxruntime's own kernels.
 """
 
 from __future__ import annotations

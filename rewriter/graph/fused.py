@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -288,18 +288,13 @@ def saturating(
     return frozenset(found)
 
 
-def in_parts(
-    node: onnx.NodeProto,
-    low: Container[str],
-    definitions: Mapping[tuple[str, str], Definition] = FUSED,
-    relu: str = "relu",
-) -> list[onnx.NodeProto]:
-    """The expansion of an operator, itself by default; with a Relu named `relu` if its output is in `low`."""
+def in_parts(node: onnx.NodeProto, low: Container[str]) -> list[onnx.NodeProto]:
+    """The expansion of an operator, itself by default; with a Relu if its output is in `low`."""
     saturates = bool(node.output) and node.output[0] in low
-    write = definitions.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates else None)
+    write = FUSED.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates else None)
     *parts, last = (write and write(node)) or [node]
     if saturates and last.op_type == "QuantizeLinear":
-        parts.append(step(node, "Relu", [last.input[0]], last=False, part=relu))
+        parts.append(step(node, "Relu", [last.input[0]], last=False))
         last = deepcopy(last)
         last.input[0] = parts[-1].output[0]
     return [*parts, last]

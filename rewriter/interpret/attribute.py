@@ -4,11 +4,10 @@ Of two sums, `direct` is what every head, neuron, bias and the embedding write t
 direction, with the last normalisation's denominator held. `paths` is over tokens and constants, along all paths, with
 patterns of original heads, denominators and gates held.
 
-The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), so the answer depends on the function, not on the
-head program; f(0) is the part of the bias tokens. Half of h(g) u is attributed to the inputs of g and half to those of
-u (RelP's rule for products, Jafari et al., 2025); h(0) u goes to u alone. With patterns, gates and denominators frozen,
-every sublayer is affine in the residual stream: `Step`s carry the gradient of the logit from its end to its beginning.
-Shapes: T tokens, D = d_model, of one sequence.
+The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), whatever the head program; f(0) is the part of
+the bias tokens. Half of h(g) u is attributed to the inputs of g and half to those of u (RelP's rule for products,
+Jafari et al., 2025); h(0) u goes to u alone. Then every sublayer is affine in the residual stream: `Step`s carry the
+gradient of the logit from its end to its beginning. Shapes: T tokens, D = d_model, of one sequence.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
 `ablate` sets a head's output, before the output projection, to 0 or its mean, `patch` to its value in another run.
 `freeze` sets the pattern of an original head to that of another run; values follow the input as before.
 
-The results are models in memory that onnxruntime runs and `validate` compares. They can be changed again, in any order
-of calls: recordings always come from the model without interventions. The node that computed a tensor T then computes
-`T/computed`, and marked nodes compute T from that: readers, names and outputs stay.
+The results are models in memory, and can be changed again: recordings always come from the model without interventions.
+The node of a tensor T then computes `T/computed`, and marked nodes compute T from that: names and outputs stay.
 
-`changed_heads` evaluates the heads of a model and of another one, such as a quantised one, on the inputs of the other
-model's heads, so that their outputs differ only by their weights. A head is restored by adding this difference to its
-sublayer's output.
+`changed_heads` evaluates the heads of a model and of another one, such as a quantised one, on the inputs of the other's
+heads, so that they differ by their weights alone. Adding this difference to a sublayer's output restores a head.
 """
 
 from __future__ import annotations

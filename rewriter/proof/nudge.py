@@ -3,8 +3,7 @@
 At an activation x = f(y) the noise is s (eps max(|x|, |y|) + error max(1, |x|)), at a gate x = h(g) u it is
 s (eps max(|x|, |g u|) + error max(|u|, |x|)), where eps is one unit in the last place, `error` the certified bound, and
 s in [-1, 1]: sin(FREQUENCY x + phase), which is uncorrelated between values, or 1 everywhere, since errors of one sign
-may add up. Rounding is in units of the argument, since activations are y times a weight of the same relative precision.
-Phase and kind are inputs of the model, so that one session serves all draws.
+may add up. Phase and kind are inputs of the model, so that one session serves all draws.
 """
 
 from __future__ import annotations

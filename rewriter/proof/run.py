@@ -1,12 +1,10 @@
 """Run a model on all cases and in every way, segment by segment; a model that is loaded as a whole is one segment.
 
-For each segment in turn, every way of running it loads that segment alone and continues with the values that it
-computed itself, so the weights of a segment are read from disk once. onnxruntime fuses nodes within segments only, and
-only a whole model is evaluated in float64.
+Every way of running a segment loads it alone and continues with the values that it computed itself, so that weights are
+read from disk once. onnxruntime fuses nodes within segments only, and only a whole model is evaluated in float64.
 
-Caches may be over-allocated, and the unused tail is uninitialised. So the original runs twice in fresh sessions, the
-second time into memory filled with a pattern; elements that differ by more than rounding are excluded from every
-comparison, and named. All others are compared as usual.
+The unused tail of a cache is uninitialised. So the original runs twice in fresh sessions, the second time into memory
+filled with a pattern; elements that differ by more than rounding are named, and excluded from every comparison.
 """
 
 from __future__ import annotations

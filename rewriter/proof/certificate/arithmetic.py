@@ -1,9 +1,7 @@
 """Three arithmetics in which an expression is evaluated on a whole cell [low, high] of pre-activations at once.
 
-- `Taylor`: series around a ball, in ball arithmetic. Around the centre of a cell and around the whole cell, they
-  enclose smooth pieces.
-- `Intervals`: two ends. What is positive stays so, however wide (a ball of 100 % width reaches below 0 and has no
-  inverse), which tails need where a power grows without end.
+- `Taylor`: series around the centre of a cell and around the whole cell, in ball arithmetic, for smooth pieces.
+- `Intervals`: two ends. What is positive stays so, however wide, while a ball of 100 % width has no inverse.
 - `Algebra`: quotients of polynomials over the rationals in y and E = exp(c y). Since y and exp(c y) are algebraically
   independent, two functions are equal on a piece if and only if they are the same element there.
 

@@ -1,7 +1,6 @@
 """Scalar functions as expressions over the rationals, and the elementwise operators of ONNX as such expressions.
 
-An expression is a node of a shared graph: equal expressions are one object, so that identity is equality, a function
-written with thousands of operators stays as small as its distinct parts, and every pass over it visits each part once.
+An expression is a node of a shared graph: equal expressions are one object, and every pass visits each part once.
 Constants are exact rationals: a float is the number that its bits say. The primitives are
 
     + * /  exp erf softplus sqrt  and  where(x, a, b) = a if x >= 0 else b;

@@ -1,10 +1,9 @@
 """Inputs generated for a model, valid by construction, and those that the user gives.
 
 Generated are ids within their tables, masks with padding, matching lengths. Each `Setting` exercises one aspect of the
-model (padding, one token, a past, a long sequence), instead of all combinations. The size of a dimension is declared,
-given by the caller for its name, required by an operator, or chosen by the setting for its kind. Random numbers depend
-on the seed, the name of the input and the number of the case only, so an additional input does not change the values of
-the others.
+model: padding, one token, a past, a long sequence. The size of a dimension is declared, given by the caller, required
+by an operator, or chosen by the setting for its kind. Random numbers depend on the seed, the name of the input and the
+number of the case alone.
 
 Given inputs, arrays in Python or in an npz file, are converted to the types of the model. In a file a key is the name
 of an input, or `case/input` if there are several cases. Nothing is unpickled.

@@ -3,13 +3,10 @@
 A factor is a scalar, or a vector along one axis: a constant, its inverse, an attribute, or the scale of a node that is
 affine in its one operand (a batch normalisation). How far a rounding may be off:
 
-- **A weight times a factor** is within 4 units in the last place (ulp), entry by entry. A batch normalisation's factor
-  g / sqrt(v + e) takes three roundings of which the square root halves the first, at most 2.5 half-ulps of relative
-  error, and the product one more: 3.5.
-- **A bias through an affine node**, (b - m) s + c, may cancel. It is within 4 ulp of the sum of its terms: what
-  changing each constant in its last places does to it.
-- **What A computes of constants alone**, in whichever order its kernels sum: within 4 ulp of what changing the
-  constants in their last places, in random directions, does to the entry.
+- **A weight times a factor**: 4 units in the last place (ulp), entry by entry. A batch normalisation's g / sqrt(v + e)
+  takes three roundings, of which the square root halves the first, and the product one more: 3.5 half-ulps.
+- **A bias through an affine node**, (b - m) s + c, which may cancel: 4 ulp of the sum of its terms.
+- **What A computes of constants alone**: 4 ulp of what changing these in their last places, at random, does to it.
 
 Only float32: an ulp of float16 is as large as a change that matters, and float64 is not what tools fold in.
 """

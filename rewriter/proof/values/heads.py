@@ -531,8 +531,7 @@ class _Reader(Kept):
 
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises Lost where there are none."""
-        run, terms = self._theirs, list[Expression]()
-        why = ""
+        run, terms, why = self._theirs, list[Expression](), ""
         for name, spots in _multiplied(run, layer, n, place):
             for spot in spots:
                 if run.values[name].entries[spot] == 0:
