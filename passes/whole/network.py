@@ -1,7 +1,7 @@
 """Form `whole` on a network: constant rows and columns, joined to what each sublayer reads (Theorems 3, 6 and 9).
 
 The stream is [tokens | is token | positions of R bias tokens | positions of T tokens] over R bias tokens. Its further
-columns and rows are constants of the graph, which every sublayer joins to the model's D columns; what it writes is added.
+columns and rows are constants of the graph, which every sublayer joins to the model's D columns, as what it writes.
 
 A head of the model has score(i, j) = q_i k_j + p_i P p_j for the positions p of a query and a key. P, [R + T, R + T] or
 one for each head, holds the masks and biases that depend on positions alone, and keeps tokens from bias tokens.
