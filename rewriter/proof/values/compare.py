@@ -531,9 +531,10 @@ class _Pair:
 
     def _longer(self, b: Sequence[Fingerprints]) -> Case | None:
         """A size that may read the tables whole; None where that takes too much, or was tried."""
-        length = max(size for shape in self._partly.values() for size in shape)
+        # Tables of form `whole` also have columns for bias tokens.
+        length = max(min(size, self._most or size) for shape in self._partly.values() for size in shape)
         entries = max(each.largest for each in b) * (length / _LONGEST) ** 2
-        if length <= _LONGEST or length > (self._most or length) or entries > _MOST_ENTRIES:
+        if length <= _LONGEST or entries > _MOST_ENTRIES:
             return None
         (point,) = points(self._maker, [(1, length, 0)])
         shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]
