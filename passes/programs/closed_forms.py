@@ -5,7 +5,7 @@ a; between values v and w that are equal at a, the error is at most 0.2785 |v' -
 logit 0 and another at y - L with the value times e^L give e^y (1 - e^(y - L) + ...).
 
 A gate is a program of h(g) u, made of one of h(y): its self values read u (docs/programs.md). `with_line` makes any
-program a gate through the line g as attention (`exponentials.Line`), as form `local` does. `gate` needs the fewest
+program a gate through the line g as attention (`program.Line`), as form `local` does. `gate` needs the fewest
 heads, in float64: the self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g) is split in
 two, s + e and s - e, with the values c/e + d and -c/e + d; every key with a nonzero value becomes the self key of a
 head with value u. A linear term l g becomes l tanh(e g) / e. With x = e g, weights p of the self key and p_j of the
