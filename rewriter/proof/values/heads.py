@@ -29,6 +29,7 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Program
+from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import (
@@ -382,6 +383,13 @@ class _Layer:
 def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Iterator[_Layer]:
     """A node as what an activation meets; of a product of two tensors, either may be the weights."""
     kind, attributes = node.op_type, run.program.attributes(node)
+    for weights in (1, 0) if kind == "Einsum" and len(node.input) > 1 else ():
+        weight, data = values.get(node.input[weights]), node.input[1 - weights]
+        found = einsum_map(attributes["equation"].decode(), weights)
+        if found and isinstance(weight, np.ndarray) and isinstance(values.get(data), Value):
+            axis, *ends, _ = found
+            yield _Layer(data, weight, axis, np.moveaxis(weight, ends, (-2, -1)))
+            return
     if kind in _MEETING and isinstance(values.get(node.input[0]), Value):
         yield _Layer(node.input[0], kind)
     place = _WEIGHTS.get(kind)
@@ -443,6 +451,14 @@ class _Reader(Kept):
                 self.failures[name] = str(error)
         super().node(node, environment)
         before.append(node)
+
+    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
+        """Replace what was read before, in the next round of a loop."""
+        super().computed(node, name, environment)
+        region = self.regions.get(name)
+        if region is not None and self.makers.get(name) is node:
+            leaves = {leaf(place): environment[each].entries for place, each in enumerate(region.leaves)}
+            environment[name] = _replaced(self.field, region, leaves, environment[name])
 
     def _activation(self, name: str) -> str | None:
         """The tensor that is only laid out in another way, or quantised; None where B has it."""
