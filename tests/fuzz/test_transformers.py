@@ -81,6 +81,8 @@ MENDED = {
     (100213, "local"): "noise in the bodies of control flow",
     ("200/6", "compact"): "a product as Einsum",
     ("200/2", "maskless"): "the square root of 2, which has no axes, beside a product as Einsum",
+    (2, "local"): "a block in a loop of several rounds",
+    (3, "compact"): "the second linear operator as Einsum",
 }
 """Right transformers that failed the proof once."""
 

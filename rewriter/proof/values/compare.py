@@ -229,8 +229,7 @@ class _Pair:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
         for reading in _READINGS:
-            # What a constant's bits refute, the number that it is rounded from may not.
-            if (self._refuted and (reading.folds or reading.unmasked)) or (reading.folds and not self.folds):
+            if reading.folds and not self.folds:
                 continue
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
@@ -249,6 +248,8 @@ class _Pair:
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
+            if self._refuted:
+                break
         departing = self._departure(isolate=isolate)
         why = Refusal(
             original=self._refuted or self._about,

@@ -137,11 +137,9 @@ class Walk:
         if not isinstance(value, Value) and node is not None and self._run.depends(name):
             return self._behind(node, name, index)
         if not isinstance(value, Value):
+            if node is not None and self._rooted(name):  # meant exactly, and read so with `snaps`
+                return self._behind(node, name, index)
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
-            if node is not None and self._rooted(name):  # meant exactly, where the field reads it so
-                root, field = self._behind(node, name, index), self._run.field
-                if (in_field(field, root, {}) == field.lift(numbers).entries[index]).all():
-                    return root
             return self._number(numbers[index]) if is_float(numbers) else constant(int(numbers[index]))
         if name in self._stops:
             return self._stops[name]
