@@ -406,7 +406,8 @@ class Evaluator:
             return [number, *operands[1:]]
         if any(name in self.decided for name in call.node.input):
             return None
-        wide = [each is not None and is_float(each) and each.size >= 2 for each in operands]
+        least = 1 if call.kind == "Sqrt" else 2
+        wide = [each is not None and is_float(each) and each.size >= least for each in operands]
         low = getattr(self.arithmetic, "low", -np.inf)
         if all((~np.isfinite(x) | (x <= low)).any() for x in itertools.compress(operands, wide)):
             return None

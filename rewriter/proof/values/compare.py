@@ -231,6 +231,8 @@ class _Pair:
         for reading in _READINGS:
             if reading.folds and not self.folds:
                 continue
+            if self._refuted and (reading.folds or reading.unmasked):
+                break
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
@@ -248,8 +250,6 @@ class _Pair:
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
-            if self._refuted:
-                break
         departing = self._departure(isolate=isolate)
         why = Refusal(
             original=self._refuted or self._about,

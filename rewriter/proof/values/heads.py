@@ -532,18 +532,20 @@ class _Reader(Kept):
         place = tuple(int(each) for each in np.unravel_index(flat, self.values[name].shape))
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
-        for number in self._scalars(name, leaves):  # which a weight of the heads may contain
-            factor = int(self.field.lift(number).entries.reshape(()))
-            here |= {key * factor % self.field.p: mul(constant(float(number)), part) for key, part in [*here.items()]}
+        for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
+            here |= {key * factor % self.field.p: mul(number, part) for key, part in [*here.items()]}
         other = total(self._terms(layer, n, here, middle))
         return Region(name, tuple(leaves), mine, other)
 
-    def _scalars(self, name: str, leaves: Sequence[str]) -> Iterator[np.float32]:
-        """The numbers that leaves are multiplied by."""
+    def _scalars(self, name: str, leaves: Sequence[str]) -> Iterator[tuple[int, Expression]]:
+        """The numbers that leaves are multiplied by, as residues too."""
         for node in map(self.makers.get, _between(self, name, leaves)):
             if node is not None and node.op_type == "Mul" and not {*leaves}.isdisjoint(node.input):
-                sizes = (self.values[each] for each in node.input if not self.depends(each))
-                yield from (np.float32(each.reshape(())) for each in sizes if each.size == 1)
+                for each in node.input:
+                    value = self.values[each]
+                    if value.size == 1 and not self.depends(each):
+                        number = Walk(self, {}).at(each, (0,) * value.ndim)
+                        yield int(self.field.lift(value).entries.reshape(())), number
 
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises Lost where there are none."""

@@ -24,6 +24,7 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, integers, is_float, known_number
 from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.nodes import CONTROL
 from rewriter.evaluate.scalar import is_far, is_last
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
@@ -58,6 +59,7 @@ from rewriter.proof.values.prints import Fingerprints
 Index = tuple[int, ...]
 COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 LOGIC = ("And", "Or", "Not")
+_CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _COUNTED = {"Shape", "Size", "Where"}
 _MOVED = (MOVES | {"Cast", "CastLike", "Dropout", "GatherElements", "Pad", "Tile", "Trilu"}) - _COUNTED
@@ -99,11 +101,12 @@ class Kept(Fingerprints):
         return [self.values[name] if name else None for name in node.input]
 
     def depends(self, name: str) -> bool:
-        """Whether a tensor is made of entries; a condition is if it compares some, and so is what it is cast to."""
+        """Whether a tensor is made of entries: no number that is computed from constants, nor a condition of those."""
         value, node = self.values.get(name), self.makers.get(name)
-        if isinstance(value, Value) or node is None or node.op_type not in (*COMPARISONS, *LOGIC, "Cast"):
-            return isinstance(value, Value)
-        return any(self.depends(each) for each in node.input)
+        entries = isinstance(value, Value)
+        if node is None or not (value.size == 1 if isinstance(value, Value) else node.op_type in _CONDITIONS):
+            return entries
+        return (entries and node.op_type in CONTROL) or any(self.depends(each) for each in node.input)
 
 
 class Walk:
@@ -137,8 +140,6 @@ class Walk:
         if not isinstance(value, Value) and node is not None and self._run.depends(name):
             return self._behind(node, name, index)
         if not isinstance(value, Value):
-            if node is not None and self._rooted(name):  # meant exactly, and read so with `snaps`
-                return self._behind(node, name, index)
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
             return self._number(numbers[index]) if is_float(numbers) else constant(int(numbers[index]))
         if name in self._stops:
@@ -162,13 +163,6 @@ class Walk:
             except (Lost, NotAFunction):
                 pass
         return leaf
-
-    def _rooted(self, name: str) -> bool:
-        """Whether a constant is computed from a square root."""
-        node = self._run.makers.get(name)
-        if node is None or node.op_type not in ("Sqrt", "Reciprocal", "Div", "Mul"):
-            return False
-        return node.op_type == "Sqrt" or any(map(self._rooted, node.input))
 
     def _number(self, number: Any) -> Expression:
         """A constant, as the root that the field reads it as, if it is one."""
