@@ -231,8 +231,8 @@ class _Pair:
         for reading in _READINGS:
             if reading.folds and not self.folds:
                 continue
-            if self._refuted and (reading.folds or reading.unmasked):
-                break
+            if self._refuted and (reading.snaps or not reading.in_reals):
+                continue  # claims take numbers that nodes compute for exact, and others as their bits say
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
