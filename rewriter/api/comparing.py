@@ -28,7 +28,7 @@ from rewriter.proof.nudge import Point
 from rewriter.proof.rule import Judgement
 from rewriter.proof.run import Way
 from rewriter.proof.settings import Settings, checked
-from rewriter.proof.validate import Judge, Progress, Validation, longest_of, noise_points
+from rewriter.proof.validate import Judge, Progress, Validation, noise_points
 from rewriter.report.comparison import Comparison
 
 _MAX_ALLOWANCE = 2.0**-10
@@ -128,6 +128,8 @@ class Known(NamedTuple):
     claims: tuple[Claim, ...]
     """What this tool claims about the blocks that B's plan names."""
     notes: tuple[str, ...]
+    longest: int | None
+    """The longest sequence that B takes, as far as its plan says."""
 
 
 def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> Known:
@@ -151,8 +153,10 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
             f"the plan of the second model names a block that the first does not have: {named[min(missing)].name}"
         )
     claims: tuple[Claim, ...] = ()
+    conversions = tuple(each for each in plan.conversions if each.block.place in named)
+    longest = min((each.longest for each in conversions if each.longest), default=None)
+    longest = longest if plan.whole is None or not named else plan.whole.max_tokens
     if plan.whole is None:  # blocks whose bias tokens the network carries cannot be cut out of B
-        conversions = tuple(each for each in plan.conversions if each.block.place in named)
         claims = claims_of(replace(plan, conversions=conversions), accuracy or 0.0)
     for block in plan.undetermined:
         stated = named.get(block.place)
@@ -165,7 +169,7 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
     made, places = side.main.producer.keys(), map(place_of, blocks)
     main = (each for each in places if not each.path)
     within = tuple(each for each in main if {*each.block_outputs, *each.inputs, each.output} <= made)
-    return Known(side, within, claims, tuple(notes))
+    return Known(side, within, claims, tuple(notes), longest)
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class _Pair:
         with self.run.step("validate", "proving"):
             proof = Judge(
                 self.a, self.b, known.claims, self.settings, self.run.progress,
-                lowered=known.side.model, tolerance=self.tolerance, noise=self._points(),
+                lowered=known.side.model, tolerance=self.tolerance, noise=self._points(), longest=known.longest,
             ).verdict()  # fmt: skip
         empty = dict.fromkeys(each.name for each in self._decisive(proof) if each.proves_nothing)
         why = "rounding changes it by its own magnitude"
@@ -246,7 +250,7 @@ class _Pair:
         known, b = self.known, Side.of(self.b)
         accepted = run_accepted(
             known.side, [Way(self.settings.providers[0], optimise=False)], self.settings,
-            most=longest_of(known.claims), beside=self.a.path, by_blocks=self.settings.by_blocks(self.a.size),
+            most=known.longest, beside=self.a.path, by_blocks=self.settings.by_blocks(self.a.size),
         )  # fmt: skip
         marks = boundaries(known.side.main, b.main, known.blocks)
         return Bisection(

@@ -1,19 +1,16 @@
 """External data: which bytes of which file a tensor may read.
 
-The rules are deliberately stricter than those of onnx and onnxruntime (CVE-2022-25882, CVE-2024-27318, CVE-2025-51480
-and related ones):
+The rules are stricter than those of onnx and onnxruntime (CVE-2022-25882, CVE-2024-27318, CVE-2025-51480):
 
 - A location is a relative path of plain names separated by `/`; a leading `./` is dropped.
-- No part of it below the model's directory is a symbolic link, and the file is regular with one hard link. Every part
-  is opened relative to its parent without following links, so that none can be swapped in.
-- The keys are location, offset, length and checksum (not verified), each at most once. `basepath` is refused because
-  onnxruntime does not load a model that has it.
-- Offset and length are decimal numbers below 2**63, and the range lies inside the file; the length is what dims and
-  element type require. A missing offset is 0, a missing length extends to the end of the file.
+- No part of it below the model's directory is a symbolic link, as each is opened relative to its parent; the file is
+  regular with one hard link.
+- The keys are location, offset, length and checksum (not verified), each at most once, and not `basepath`.
+- Offset (default 0) and length (default: the rest of the file) are decimal numbers below 2**63, and the range lies
+  inside the file; the length is what dims and element type require.
 
-The only links that are read are those of a Hugging Face cache: files in `snapshots/REVISION/` are links to
-`../../blobs/HASH`, and `through_cache` replaces locations by these paths. A link only selects one of the blobs: nothing
-outside of `blobs` is opened through it.
+Links are read in a Hugging Face cache alone: files in `snapshots/REVISION/` are links to `../../blobs/HASH`, which
+`through_cache` replaces by these paths. Nothing outside of `blobs` is opened through one.
 """
 
 from __future__ import annotations

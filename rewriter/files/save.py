@@ -1,18 +1,16 @@
 """Stage an output, and commit it once it is proved.
 
-The rewritten model is written completely under a hidden name in the directory of OUT, where onnxruntime can load it for
-the proof of the very bytes that `commit` then renames to OUT.
+The rewritten model is written under a hidden name beside OUT, where onnxruntime loads it for the proof of the very
+bytes that `commit` then renames to OUT. The same proto gives the same bytes.
 
 - OUT is a new file or, with `force`, an existing regular file in an existing directory. It is never the source or one
   of its data files, under any name, and never a symbolic link, a directory, a FIFO or a device.
-- OUT does not change before `commit`. After it, OUT is the old file or the new one, never a part of either, even after
-  kill -9. The next run for the same OUT removes hidden files of a killed run (`rewriter.files.atomic`).
+- OUT is the old file until `commit`, and then the new one, never a part of either, even after kill -9. The next run
+  for the same OUT removes hidden files of a killed run (`rewriter.files.atomic`).
 - Leaving the block without `commit`, or with an exception, removes everything that was written.
-- In the directory of the source, references to external data stay, and no weights are read or copied. In another
-  directory, data files are copied first, as `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`. The content of a
-  name thus never changes: a file with the same content is reused, and older outputs stay intact. Files that no model
-  refers to any more are kept, because another model may read them.
-- The same proto gives the same bytes.
+- In the directory of the source, references to external data stay. In another one, data files are copied first, as
+  `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`: the content of a name never changes, so that older outputs
+  stay intact. Files that no model refers to any more are kept.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Check that a loaded model is structurally sound, which all other code relies on.
 
-onnx's checker sees an outline of each graph: names, operators and small attributes, no types and no weights. The rest
-is checked here, in linear time. A sound model satisfies:
+onnx's checker sees names, operators and small attributes, no types and no weights; the rest is checked here:
 
 - It has a graph with at least one output, an IR version, and one operator set per domain.
-- Names are defined once in their scope and before they are read: no cycles, nodes in topological order. A subgraph sees
-  the names that are defined before its node in the graphs around it. As in onnx and onnxruntime, the output of a node
-  may not shadow any name in sight, while inputs and initializers of a subgraph may shadow outer ones.
+- Names are defined once in their scope and before they are read. A subgraph sees the names that are defined before its
+  node around it. No output of a node shadows one of them; inputs and initializers may.
 - Dims are non-negative and amount to less than 2**63 bytes, and inline data has exactly the length that they need.
 - Nodes have the inputs, outputs and attributes that their operators need, as far as onnx knows these (its checker).
 - Subgraphs nest at most `walk.MAX_DEPTH` deep. Local functions are unique, not recursive, and bounded in depth and

@@ -149,6 +149,7 @@ class Judge:
         tolerance: atol and rtol, if they replace the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
         run: whether anything is run; if not, every block must be certified.
+        longest: the longest sequence that the rewritten model takes, if no claim says so.
     """
 
     original: LoadedModel
@@ -161,6 +162,7 @@ class Judge:
     tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
     run: bool = True
+    longest: int | None = None
 
     def verdict(self) -> Validation:
         """The certificate, the run, and the tests of blocks that are not certified. Raises as `run_accepted`."""
@@ -229,8 +231,9 @@ class Judge:
         wide = self.original.size <= CHEAP
         before = run_accepted(
             old, (*ways, *again), self.settings,
-            most=longest_of(claims), full=self.alone is not None, few=certificate.certified and not watched,
-            wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
+            most=self.longest or longest_of(claims), full=self.alone is not None,
+            few=certificate.certified and not watched, wide=wide, by_blocks=self._by_blocks,
+            progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
         try:

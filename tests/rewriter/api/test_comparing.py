@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -275,3 +276,12 @@ def test_heads_of_a_network(form: str, verdict: str) -> None:
     found = validate(model, made, bisect=True)
     assert [fault.label for fault in found.faults] == ["model.transformer.h.1.mlp"]
     assert any(f"weight {name} differs in 1 element" in each for each in found.faults[0].causes)
+
+
+@pytest.mark.parametrize("command", [validate, diff])
+def test_only_inputs_that_the_heads_of_a_network_take_are_tried(command: Callable[..., Comparison]) -> None:
+    """Form whole keeps its longest sequence in the plan of the network; 17 tokens, the usual length, do not run."""
+    model = FOLDER / "silu-decoder.onnx"
+    found = command(model, rewrite(model, form="whole", max_tokens=16, validate=False).rewritten)
+    assert (found.verdict, found.failures) == ("agrees", ())
+    assert any("sequence 16" in case for case in found.validation.cases)
