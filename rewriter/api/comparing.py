@@ -28,7 +28,7 @@ from rewriter.proof.nudge import Point
 from rewriter.proof.rule import Judgement
 from rewriter.proof.run import Way
 from rewriter.proof.settings import Settings, checked
-from rewriter.proof.validate import Judge, Progress, Validation, noise_points
+from rewriter.proof.validate import Judge, Progress, Validation, longest_of, noise_points
 from rewriter.report.comparison import Comparison
 
 _MAX_ALLOWANCE = 2.0**-10
@@ -152,12 +152,11 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
         notes.append(
             f"the plan of the second model names a block that the first does not have: {named[min(missing)].name}"
         )
-    claims: tuple[Claim, ...] = ()
     conversions = tuple(each for each in plan.conversions if each.block.place in named)
-    longest = min((each.longest for each in conversions if each.longest), default=None)
-    longest = longest if plan.whole is None or not named else plan.whole.max_tokens
-    if plan.whole is None:  # blocks whose bias tokens the network carries cannot be cut out of B
-        claims = claims_of(replace(plan, conversions=conversions), accuracy or 0.0)
+    claims = claims_of(replace(plan, conversions=conversions), accuracy or 0.0)
+    longest = longest_of(claims)
+    if plan.whole is not None:  # blocks whose bias tokens the network carries cannot be cut out of B
+        claims = ()
     for block in plan.undetermined:
         stated = named.get(block.place)
         if stated is not None and stated.form == "local":
