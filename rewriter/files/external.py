@@ -3,8 +3,8 @@
 The rules are stricter than those of onnx and onnxruntime (CVE-2022-25882, CVE-2024-27318, CVE-2025-51480):
 
 - A location is a relative path of plain names separated by `/`; a leading `./` is dropped.
-- No part of it below the model's directory is a symbolic link, as each is opened relative to its parent; the file is
-  regular with one hard link.
+- No part of it below the model's directory is a symbolic link: each is opened relative to its parent, without following
+  links, so that none can be swapped in. The file is regular with one hard link.
 - The keys are location, offset, length and checksum (not verified), each at most once, and not `basepath`.
 - Offset (default 0) and length (default: the rest of the file) are decimal numbers below 2**63, and the range lies
   inside the file; the length is what dims and element type require.

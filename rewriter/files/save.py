@@ -8,7 +8,7 @@ bytes that `commit` then renames to OUT. The same proto gives the same bytes.
 - OUT is the old file until `commit`, and then the new one, never a part of either, even after kill -9. The next run
   for the same OUT removes hidden files of a killed run (`rewriter.files.atomic`).
 - Leaving the block without `commit`, or with an exception, removes everything that was written.
-- In the directory of the source, references to external data stay. In another one, data files are copied first, as
+- In the directory of the source, external data stay where they are. Into another one, data files are copied first, as
   `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`: the content of a name never changes, so that older outputs
   stay intact. Files that no model refers to any more are kept.
 """

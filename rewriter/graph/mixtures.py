@@ -9,8 +9,8 @@ SwiGLU has gates g and values l in the even and odd rows of W1: f = G sigmoid(al
 and L = clip(l, -limit, limit). A weight of QMoE is (number - zero point) scale, with one scale for each row or for each
 block of a row. Every expert is applied to every token; the chosen ones are picked from the results.
 
-Only the run, by onnxruntime's own kernel, detects an error in it. Features that the CPU kernel lacks or computes
-differently are refused.
+Only the run, by onnxruntime's own kernel, detects an error in this definition. Features that the CPU kernel lacks
+or computes differently are refused.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ by noise of one unit in the last place at the outputs of the blocks. For each ou
 
     ||B - A|| <= FACTOR max(||A_optimised - A||, ||A_noisy - A||, eps ||A||)        (Euclidean norms)
 
-The error of a miscompiled graph is as large as its outputs. Where rounding is too, `Judgement.proves_nothing` is true,
-and the verdict rests on the certificate. Shapes, element types and the places of NaN and infinities must be the same;
-integers and booleans may differ only as often as noise changes them.
+The error of a miscompiled graph is as large as its outputs. Where rounding is as large, `Judgement.proves_nothing` is
+true, and the verdict rests on the certificate. Shapes, element types and the places of NaN and infinities must be the
+same; integers and booleans may differ only as often as noise changes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`rewriter.validate` and `rewriter.diff`: planted differences are found and their places named, equal pairs pass."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rewriter.ort.optimised import write_optimised
 from rewriter.proof.rule import Judgement
 from rewriter.proof.values.departure import Departure
 from tests.changes import Change, becomes, change_values, changed, maker, weight
+from tests.committed import FOLDER
 from tests.textmodels import SILU, mlp, text_model
 
 TINY = Shape(layers=3, width=16, hidden=32, heads=2, vocabulary=40, positions=64)
@@ -239,3 +240,12 @@ def test_heads_that_take_so_many_tokens() -> None:
     assert found.validation.certificate is not None
     assert [each.tokens for each in found.validation.certificate.regions] == [8]
     assert not any("sequence 61" in each for each in found.validation.certificate.sizes)
+
+
+@pytest.mark.parametrize("command", [validate, diff])
+def test_only_inputs_that_the_heads_of_a_network_take_are_tried(command: Callable[..., Comparison]) -> None:
+    """Form whole keeps its longest sequence in the plan of the network; 17 tokens, the usual length, do not run."""
+    model = FOLDER / "silu-decoder.onnx"
+    found = command(model, rewrite(model, form="whole", max_tokens=16, validate=False).rewritten)
+    assert (found.verdict, found.failures) == ("certified at the sizes tried", ())
+    assert any("sequence 16" in case for case in found.validation.cases)
