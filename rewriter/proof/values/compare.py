@@ -102,29 +102,17 @@ def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None
 
 
 _READINGS = (
-    Reading(),
-    Reading(snaps=True),
-    Reading(in_reals=True),
-    Reading(snaps=True, in_reals=True),
-    Reading(snaps=True, folds=True),
-    Reading(snaps=True, in_reals=True, folds=True),
-    Reading(unmasked=True),
-    Reading(snaps=True, unmasked=True),
-)
+    Reading(), Reading(snaps=True), Reading(in_reals=True), Reading(snaps=True, in_reals=True),
+    Reading(snaps=True, folds=True), Reading(snaps=True, in_reals=True, folds=True),
+    Reading(unmasked=True), Reading(snaps=True, unmasked=True),
+)  # fmt: skip
 
 
 def compare(
-    a: LoadedModel,
-    b: LoadedModel,
-    *,
-    claims: Mapping[Place, Claimed] | None = None,
-    blocks: Sequence[Claim] = (),
-    limit: float = UNCLAIMED,
-    names: Mapping[str, str] | None = None,
-    dims: Mapping[str, int] | None = None,
-    longest: int | None = None,
-    isolate: bool = False,
-) -> Certificate:
+    a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None, blocks: Sequence[Claim] = (),
+    limit: float = UNCLAIMED, names: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None,
+    longest: int | None = None, isolate: bool = False,
+) -> Certificate:  # fmt: skip
     """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
     The arguments are those of `rewriter.proof.prove.prove`.
@@ -155,16 +143,9 @@ class _Pair:
     """Two models, and what is known of them so far."""
 
     def __init__(
-        self,
-        a: LoadedModel,
-        b: LoadedModel,
-        names: Mapping[str, str],
-        dims: Mapping[str, int] | None,
-        claims: Mapping[Place, Claimed],
-        limit: float,
-        longest: int | None,
-        blocks: Sequence[Claim],
-    ) -> None:
+        self, a: LoadedModel, b: LoadedModel, names: Mapping[str, str], dims: Mapping[str, int] | None,
+        claims: Mapping[Place, Claimed], limit: float, longest: int | None, blocks: Sequence[Claim],
+    ) -> None:  # fmt: skip
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a, other=b.proto), Program(b)
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
