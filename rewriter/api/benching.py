@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from rewriter.api.certifying import stated
 from rewriter.api.run import Run, environment, name_of
 from rewriter.compare.graphs import signature_differences
 from rewriter.errors import ExitStatus, RewriteError, UsageError
@@ -67,7 +69,7 @@ def bench(
         original: given again, its ratio is the noise.
         rewritten: the model to compare it with.
         *more: further models.
-        tokens: numbers of tokens of a sequence; default: 128, or what the model fixes.
+        tokens: numbers of tokens of a sequence; default: 128, or what the models take.
         providers: execution providers; default: cpu, and cuda where it works.
         progress: called with (current activity, steps done, total steps).
 
@@ -88,11 +90,12 @@ def bench(
             if found := [text for text in differences if text.startswith("input ")]:
                 raise UsageError(f"{name} (B) takes other inputs than {names[0]} (A): {'; '.join(found)}")
         maker = Maker(models[0].proto)
-        cases = [_case(maker, asked) for asked in ((tokens,) if isinstance(tokens, int) else tokens)]
+        longest = min(stated(model.proto, None).longest or sys.maxsize for model in models)
+        cases = [_case(maker, asked, longest) for asked in ((tokens,) if isinstance(tokens, int) else tokens)]
     for provider in chosen:
         with run.step("measure", f"measuring on {provider}"):
             opened = [open_session(each.proto, provider, base_dir=each.base_dir, spin=True) for each in models]
-            for case in cases or [maker.case((1, _TOKENS, 0))]:
+            for case in cases or [maker.case((1, min(_TOKENS, longest), 0))]:
                 times = _rounds(dict(zip(names, opened, strict=True)), case)
                 for name, taken in times.items():
                     low, middle, high = np.percentile(np.divide(taken, times[names[0]]), [25, 50, 75]).tolist()
@@ -100,9 +103,10 @@ def bench(
     return Benchmark(tuple(rows), environment(), run.seconds())
 
 
-def _case(maker: Maker, tokens: int) -> Case:
-    if tokens < 1 or Kind.SEQUENCE not in maker.varied or maker.sizes((1, tokens, 0))[1][Kind.SEQUENCE] != tokens:
-        raise UsageError(f"the model does not take {tokens} tokens; give another number, or none")
+def _case(maker: Maker, tokens: int, longest: int) -> Case:
+    taken = 1 <= tokens <= longest and Kind.SEQUENCE in maker.varied
+    if not taken or maker.sizes((1, tokens, 0))[1][Kind.SEQUENCE] != tokens:
+        raise UsageError(f"the models do not take {tokens} tokens; give another number, or none")
     return maker.case((1, tokens, 0))
 
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from rewriter import bench, rewrite
+from rewriter import UsageError, bench, rewrite
 from rewriter.api import benching
 from tests.committed import FOLDER
 from tests.conftest import Ran
@@ -79,6 +79,17 @@ def test_default_sizes() -> None:
     assert len(bench(vision, vision, providers="cpu").times) == 2
 
 
+@pytest.mark.parametrize("form", ["whole", "maskless"])
+def test_no_more_tokens_than_the_heads_take(form: str) -> None:
+    decoder = FOLDER / "silu-decoder.onnx"
+    heads = rewrite(decoder, form=form, max_tokens=16, validate=False).rewritten
+    found = bench(decoder, heads, providers="cpu")
+    assert {row.inputs for row in found.times} == {"batch 1, sequence 16"}
+    assert {row.inputs for row in bench(decoder, heads, tokens=3, providers="cpu").times} == {"batch 1, sequence 3"}
+    with pytest.raises(UsageError, match="the models do not take 17 tokens"):
+        bench(decoder, heads, tokens=17, providers="cpu")
+
+
 def test_the_command(ran: Ran) -> None:
     arguments = ["--tokens", "3", "--tokens", "5", "--provider", "cpu"]
     text = ran(0, ["bench", "a.onnx", "b.onnx", *arguments, "--json", "found.json"]).out
@@ -98,9 +109,9 @@ def test_the_command(ran: Ran) -> None:
         (["a.onnx"], 2, "Missing argument 'REWRITTEN'"),
         (["a.onnx", "missing.onnx"], 4, "missing.onnx' does not exist"),
         (["a.onnx", "other.onnx"], 2, "other.onnx (B) takes other inputs than a.onnx (A): "),
-        (["a.onnx", "b.onnx", "--tokens", "0"], 2, "the model does not take 0 tokens"),
-        ([str(FOLDER / "silu-decoder.onnx")] * 2 + ["--tokens", "65"], 2, "the model does not take 65 tokens"),
-        ([str(FOLDER / "gelu-vision.onnx")] * 2 + ["--tokens", "5"], 2, "the model does not take 5 tokens"),
+        (["a.onnx", "b.onnx", "--tokens", "0"], 2, "the models do not take 0 tokens"),
+        ([str(FOLDER / "silu-decoder.onnx")] * 2 + ["--tokens", "65"], 2, "the models do not take 65 tokens"),
+        ([str(FOLDER / "gelu-vision.onnx")] * 2 + ["--tokens", "5"], 2, "the models do not take 5 tokens"),
         (["a.onnx", "b.onnx", "--json", "nowhere/x.json"], 2, "does not exist; create it first"),
         (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace another file"),
         (["a.onnx", "b.onnx", "--provider", "tpu"], 2, "unknown execution provider 'tpu'"),
