@@ -185,5 +185,5 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
                 product = maker is not None and maker.op_type in ("MatMul", "FusedMatMul")
                 shape = (view.type_of(maker.input[0]).shape if maker is not None and product else None) or ()
                 if len(shape) == 4 and isinstance(shape[3], int):
-                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - recognised.positions
+                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - sum(recognised.stream or ())
     return None, None

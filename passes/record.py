@@ -210,10 +210,10 @@ class Recognised:
         return frozenset(function for each in self.blocks for function in each.functions)
 
     @property
-    def positions(self) -> int:
-        """Columns of positions that the queries of the network's own heads have in form `whole`; otherwise 0."""
+    def stream(self) -> tuple[int, int] | None:
+        """In form `whole`: the bias tokens of the stream, and how many tokens it has at the most."""
         shared = (each.conversion for each in self.blocks if each.conversion.carried)
-        return next((each.carried + each.options.positions for each in shared), 0)
+        return next(((each.carried, each.options.positions) for each in shared), None)
 
     def nodes(self, view: GraphView) -> frozenset[int]:
         names = (name for each in self.blocks if each.block.path == view.path for name in each.nodes)

@@ -38,12 +38,17 @@ def rotated(vectors: Array, base: float = 10000.0) -> Array:
     return np.concatenate(turned, axis=-1)
 
 
-def pattern_of(data: Array, own: Tensors, scale: float, mask: Array, *, rotary: bool) -> Array:
-    """[batch, heads, dest, src]; `mask` is True where a token may attend, and broadcasts."""
+def scores_of(data: Array, own: Tensors, scale: float, *, rotary: bool) -> Array:
+    """Scores by content, [batch, heads, dest, src]."""
     query, key = (projected(data, own[f"W_{side}"], own[f"b_{side}"]) for side in "QK")
     if rotary:
         query, key = rotated(query), rotated(key)
-    return softmax(np.where(mask, np.einsum("bthk,bshk->bhts", query, key) * scale, -np.inf))
+    return np.asarray(np.einsum("bthk,bshk->bhts", query, key) * scale)
+
+
+def pattern_of(data: Array, own: Tensors, scale: float, mask: Array, *, rotary: bool) -> Array:
+    """[batch, heads, dest, src]; `mask` is True where a token may attend, and broadcasts."""
+    return softmax(np.where(mask, scores_of(data, own, scale, rotary=rotary), -np.inf))
 
 
 def written(data: Array, pattern: Array, own: Tensors) -> Array:

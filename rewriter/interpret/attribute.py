@@ -268,7 +268,6 @@ class FrozenRun:
 
     def __init__(self, model: Source, inputs: InputsOrText) -> None:
         index = heads(model, wide=True)
-        index.require_tokens_only("attribution")
         self.index = index
         self.given = cases_of(index.proto, inputs)
         self.case = self.given.only

@@ -14,12 +14,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import onnx
 
+from passes.forms.softmax import neuron_scores
 from passes.match.projections import Projection, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
@@ -33,13 +35,13 @@ from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, wi
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
+from rewriter.interpret.stream import positions_of, without_bias_rows
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_before
 from rewriter.text import quoted
 
 METADATA = "__metadata__"  # key of the description of the arrays, as JSON
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
-_WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
 ValueOf = Callable[[str], Array]  # a constant tensor's name to its value
@@ -104,7 +106,7 @@ class HeadIndex(Mapping[str, Array]):
     tensors: Mapping[str, HeadTensor]
     value_of: ValueOf  # reads constants of the graph; raises LostError
     folded: Callable[[str], Norm | None]
-    whole: bool = False  # of form `whole`, whose tensors have rows of bias tokens and columns of positions
+    stream: tuple[int, int] | None = None  # in form `whole`: the stream's bias tokens, and its tokens at the most
 
     def __getitem__(self, name: str) -> Array:
         """Raises KeyError, or ModelError for unreadable weights."""
@@ -135,12 +137,6 @@ class HeadIndex(Mapping[str, Array]):
         names = dict.fromkeys(each.layer for each in self.sublayers)
         return {layer: tuple(each for each in self.sublayers if each.layer == layer) for layer in names}
 
-    def require_tokens_only(self, what: str) -> None:
-        """Raises UsageError for a file of form `whole`, whose stream has further rows and columns."""
-        if self.whole:
-            instead = "use the original, or form local or compact"
-            raise UsageError(f"{what} does not work on a file of form whole; {instead}")
-
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all tensors to a `.safetensors` file, with `to_json` as metadata. Raises UsageError or ModelError."""
         check_suffix(Path(path))
@@ -164,7 +160,8 @@ class HeadIndex(Mapping[str, Array]):
     def to_json(self) -> dict[str, Any]:
         """The sublayers as JSON-ready data: sizes, scales, programs with their constants."""
         left = [{"reason": miss.reason, "node": miss.node} for miss in self.missed]
-        return {"sublayers": {each.name: _described(each) for each in self.sublayers}, "not understood": left}
+        found = {"sublayers": {each.name: _described(each) for each in self.sublayers}, "not understood": left}
+        return found if self.stream is None else {**found, "bias_tokens": self.stream[0], "max_tokens": self.stream[1]}
 
 
 def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide: bool = False) -> HeadIndex:
@@ -183,15 +180,13 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
     read = partial(read_tensor, source)
-    plain = with_plain(source.proto)
+    plain = with_plain(without_bias_rows(source.proto))
     smooth = with_dequantised(plain)
     plan = make_plan(smooth, Options(), read)
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
-    view, whole = plan.views[0], plan.recognised.positions > 0
-    if whole and fold_ln:
-        raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
+    view = plan.views[0]
     tracer = Tracer(source, plan.model, view)
-    attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
+    attention, lost = find_attention(tracer, plan.recognised.nodes(view))
     neurons, left = find_neurons(plan, program)
     attending = re.compile("Softmax|.*Attention").fullmatch
     bodies = [
@@ -200,13 +195,15 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         for place, node in enumerate(each.nodes)
         if attending(node.op_type) and place not in plan.recognised.nodes(each)
     ]
-    builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
+    builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
     notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
     missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
-    return HeadIndex(kept, missed, source, plan.model, runs, view, tensors, builder.value, builder.folded, whole)
+    return HeadIndex(
+        kept, missed, source, plan.model, runs, view, tensors, builder.value, builder.folded, plan.recognised.stream
+    )
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
@@ -228,9 +225,9 @@ def _described(named: Named) -> dict[str, Any]:
 class _Builder:
     """Builds the tensors of sublayers, and collects failures."""
 
-    def __init__(self, tracer: Tracer, values: Constants, *, fold_ln: bool, wide: bool, norms: bool) -> None:
+    def __init__(self, tracer: Tracer, values: Constants, *, fold_ln: bool, wide: bool) -> None:
         self._view, self._constants, self._values = tracer.view, tracer.constants, values
-        self._fold, self._wide, self._listed = fold_ln, wide, norms and not fold_ln
+        self._fold, self._wide = fold_ln, wide
         self._norms: dict[str, set[str]] = {}
         self._packed = {node.input[1]: node for node in tracer.view.nodes if key_of(node) == PACKED}
         self.missed: list[Miss] = []
@@ -250,7 +247,7 @@ class _Builder:
         own = named.sublayer
         found = dict(self._attention(own) if isinstance(own, Attention) else self._neurons(own))
         norm, known = self._norm(own.data), self._norms.setdefault(named.layer, set())
-        if found and norm is not None and self._listed and norm.output not in known:
+        if found and norm is not None and not self._fold and norm.output not in known:
             known.add(norm.output)
             for part, name in norm.constants.items():
                 shape, make = (self.value(name).size,), partial(lambda name: self.value(name).reshape(-1), name)
@@ -283,6 +280,18 @@ class _Builder:
                 of_norm = partial(lambda norm, name: norm.of_heads(self.value(name)), heads.norm, name)
                 yield f"{side.lower()}_norm.{part}", HeadTensor(heads.columns.shape, dtype, of_norm)
         yield "b_O", HeadTensor((out,), dtype, maps["O"].bias)
+        yield from self._positions(positions_of(self._view, own.product))
+
+    def _positions(self, *tables: str) -> Iterator[tuple[str, HeadTensor]]:
+        """W_QK between positions, in form `whole`: one for all heads, or one for each."""
+        shape = self._constants.shape(tables[0]) if tables[0] in self._constants else None
+        if shape is not None:
+            square = shape[-2:]
+
+            def joined() -> Array:
+                return np.concatenate([self.value(name).reshape(-1, *square) for name in tables])
+
+            yield "P", HeadTensor((len(tables) * prod(shape[:-2]), *square), self._dtype(tables[0]), joined)
 
     def _neurons(self, own: NeuronHeads) -> Iterator[tuple[str, HeadTensor]]:
         """A head with fewer bias tokens than another has keys (0, -inf) for them."""
@@ -322,6 +331,7 @@ class _Builder:
         )
         for name, shape, make in made:
             yield name, HeadTensor(shape, dtype, make)
+        yield from self._positions(*(neuron_scores(group.bias_tokens) for group in groups))
 
     def folded(self, data: str) -> Norm | None:
         return self._norm(data) if self._fold else None

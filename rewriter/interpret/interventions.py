@@ -85,7 +85,6 @@ def _opened(model: Source) -> tuple[HeadIndex, onnx.ModelProto]:
         proto = self_contained(source)
         return heads(unedited(proto)), proto
     index = heads(model)
-    index.require_tokens_only("an intervention")
     return index, self_contained(replace(index.source, proto=index.proto))
 
 

@@ -111,8 +111,7 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
 
 
 def hooks_of(index: HeadIndex) -> dict[str, Hook]:
-    """All hooks of a model, layer by layer. Raises UsageError for a file of form `whole`."""
-    index.require_tokens_only("recording")
+    """All hooks of a model, layer by layer."""
     added = writes(index.view, Constants(index.view), index.sublayers)
     found: dict[str, Hook] = {}
     for layer, sublayers in index.layers.items():

@@ -1,18 +1,22 @@
-"""The residual stream: normalisations, the sums where sublayers write, and the path to the logit."""
+"""The residual stream: normalisations, sums where sublayers write, the path to the logit, rows of bias tokens."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from passes.match.linear import made_linearly
 from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
+from rewriter.graph.edit import set_nodes
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
 from rewriter.interpret.sublayers import Named
 from rewriter.interpret.trace import NORMS, Norm, norm_before
@@ -241,3 +245,45 @@ def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None
     if norm is None:
         raise UsageError(f"{reader} does not read a normalised residual stream; it cannot be attributed")
     return norm
+
+
+# -- form `whole` ------------------------------------------------------------------------------------------------------
+
+_WEIGHED = "/p_q_W_QK"  # ends the names that `passes.whole.network` gives to positions by W_QK
+
+
+def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a network of form `whole` whose own heads weigh no bias tokens, and add positions to the scores.
+
+    It computes the same, since the heads give bias tokens no weight. Any other model is returned as it is.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    cores = tuple(f"{name.removesuffix(_WEIGHED)}/" for name in makers if name.endswith(_WEIGHED))
+
+    def apart(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        name = node.output[0]
+        if name.startswith(cores) and (node.op_type == "Pad" or name.endswith("/p_k_joined")):
+            return [helper.make_node("Identity", node.input[:1], [name], name)]
+        joined = [[*makers[each].input] for each in node.input if each in makers]
+        if not (name.startswith(cores) and name.endswith("/scores") and [*map(len, joined)] == [2, 2]):
+            return [node]
+        parts = f"{name}/content", f"{name}/positions"
+        products = [helper.make_node("MatMul", pair, [part], part) for part, *pair in zip(parts, *joined, strict=True)]
+        return [*products, helper.make_node("Add", parts, [name], name)]
+
+    if not cores:
+        return model
+    plain = copy.deepcopy(model)
+    set_nodes(plain.graph, [part for node in model.graph.node for part in apart(node)])
+    read = {name for node in plain.graph.node for name in node.input}
+    for field in (plain.graph.value_info, plain.graph.initializer):  # shapes are others, and some constants unread
+        kept = [each for each in field if not each.name.startswith(cores) or each.name in read.difference(makers)]
+        del field[:]
+        field.extend(kept)
+    return plain
+
+
+def positions_of(view: GraphView, product: str) -> str:
+    """The constant W_QK between positions of the model's own heads with this q k^T; empty in other forms."""
+    node = view.made_by(f"{product.removesuffix('/content').removesuffix('/scores')}{_WEIGHED}")
+    return "" if node is None else node.input[1]

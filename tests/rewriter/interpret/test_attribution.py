@@ -109,7 +109,7 @@ def test_of_one_token_and_after_normalisations() -> None:
 
 
 @pytest.mark.parametrize("stem", ["silu-decoder", "gelu-encoder", "gated-decoder"])
-@pytest.mark.parametrize("options", [{}, {"form": "compact"}, {"form": "masked"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"form": "compact"}, {"form": "masked"}, {"form": "whole"}], ids=str)
 def test_the_head_program_does_not_matter(stem: str, options: dict[str, Any], tmp_path: Path) -> None:
     """What is attributed is the function: the same parts for the original and for every program in its place."""
     made = rewrite(FOLDER / f"{stem}.onnx", tmp_path / "out.onnx", validate=False, max_tokens=16, **options)

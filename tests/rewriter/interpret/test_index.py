@@ -17,7 +17,7 @@ from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
-from tests.headmath import close, neurons_write, pattern_of, tapped, wide, written
+from tests.headmath import close, neurons_write, pattern_of, scores_of, softmax, tapped, wide, written
 from tests.textmodels import FIRST, SILU, text_model
 
 NAMES = {
@@ -144,6 +144,40 @@ def test_a_rewritten_file_has_the_heads_of_its_original(
     assert list(original) == list(rewritten), rewritten.missed
     for name in original:
         np.testing.assert_array_equal(original[name], rewritten[name], err_msg=name)
+
+
+@pytest.mark.parametrize("stem", ["silu-decoder", "gelu-encoder", "gelu-vision", "gated-decoder"])
+def test_a_network_of_form_whole_has_the_heads_of_its_original_and_their_positions(stem: str, tmp_path: Path) -> None:
+    """With P in W_QK between positions, and no other mask, they attend as the original does."""
+    source, out, t = FOLDER / f"{stem}.onnx", tmp_path / "out.onnx", 24
+    rewrite(source, out, form="whole", max_tokens=t, validate=False)
+    original, found = heads(source), heads(out)
+    tables = [f"{each.name}.P" for each in found.sublayers]
+    assert sorted(found) == sorted([*original, *tables]), found.missed
+    for name in original:
+        np.testing.assert_array_equal(original[name], found[name], err_msg=name)
+    told = found.to_json()
+    r = told["bias_tokens"]
+    assert told["max_tokens"] == t
+
+    model = onnx.load(source)
+    given = {name: np.ones_like(each) if name == "attention_mask" else each for name, each in feeds(model).items()}
+    for name, own in attentions(original):
+        values = tapped(model, given, [own.query.operator.data, own.pattern])
+        pattern = values[own.pattern].astype(np.float64)
+        data = values[own.query.operator.data].astype(np.float64).reshape(len(pattern), -1, 32)
+        tensors, end = wide(found, name), r + data.shape[1]
+        assert tensors["P"].shape == (1, r + t, r + t)
+        scores = scores_of(data, tensors, own.scale, rotary=stem in ROTARY) + tensors["P"][:, r:end, r:end]
+        assert np.abs(softmax(scores) - pattern).max() <= 2e-6
+        assert tensors["P"][:, r:, :r].max() <= -(2.0**60)  # tokens weigh no bias token
+    for name, block in neurons(found):
+        own_rows = np.arange(r, r + t)
+        for group, p in zip(block.groups, found[f"{name}.P"], strict=True):
+            m = group.bias_tokens
+            assert (p[r:, :m] == 0.0).all()
+            assert (p[own_rows, own_rows] == 0.0).all()
+            assert np.count_nonzero(p[r:] <= -(2.0**24)) == t * (r + t) - t * (m + 1)
 
 
 @pytest.mark.parametrize("form", [None, "compact", "masked", "local"])
