@@ -159,6 +159,7 @@ class _Finder:
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Term = tuple[str, tuple[str, ...]]  # what a node adds to scores: an operator and its operands, an empty one 0
+Pair = tuple[str, str]  # the scores with it, and those that the softmax gets
 Case = tuple[int, int]  # numbers of tokens, and of tokens before them in a cache
 OMEGA = 2.0**60  # no finite mask lowers a score by more
 LOWEST = -4.0 * OMEGA
@@ -178,6 +179,7 @@ class Data:
     sizes: Sizes
     low: float = 0.0  # what it adds to a forbidden score
     allowed: Mask | None = None  # [T, T], without what positions forbid
+    layout: tuple[int, ...] = ()  # nodes behind the addition that split or insert axes before the last two
 
     @property
     def share(self) -> float:
@@ -231,6 +233,7 @@ class Reader:
     def scores(self, core: Core, longest: int) -> Scores:
         """The scores of a core with positions up to `longest`. Raises LostError if W_QK cannot hold them."""
         product, steps, count = self.view.nodes[core.product], [*core.before], self.count(core) or 0
+        last = self.view.nodes[core.softmax].input[0]
         if count > longest:
             raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {longest} to {count}")
         caps = [place for place, (index, _) in enumerate(steps) if self.view.nodes[index].op_type == "Tanh"]
@@ -243,16 +246,16 @@ class Reader:
             node = self.view.nodes[index]
             others = [name for at, name in enumerate(node.input) if at != place and name]
             lows = [self._constants.scalar(name) for name in others if node.op_type == "Max"]
-            empty = not (found.table.any() or found.data or cap)
             if node.op_type in ("Add", "Sub", "Where"):
-                found = self._added(found, product, node, place)
+                found = self._added(found, node, place, last)
             elif (factor := self._factor((index, place))) is not None and not cap and not found.data:
                 if found.table.any() and np.isnan(factor):
                     raise LostError.at(node, "data scales what is added to its scores by position")
                 table = found.table * factor if found.table.any() else found.table
                 found = replace(found, scales=(*found.scales, (index, place)), table=table)
-            elif node.op_type in LAYOUT and empty:
-                found = replace(found, layout=(*found.layout, index))
+            elif node.op_type in LAYOUT and not cap:
+                data = tuple(self._laid_out(each, node, index, place) for each in found.data)
+                found = replace(found, layout=(*found.layout, index), data=data)
             elif node.op_type not in SAME_SCORES and not all(low is not None and low <= -1e9 for low in lows or [None]):
                 raise LostError.at(node, "it changes the scores in a way that W_QK cannot hold")
         return found
@@ -268,12 +271,22 @@ class Reader:
             return None
         return np.nan if factor is None else 1.0 / factor if node.op_type == "Div" else factor
 
-    def _added(self, found: Scores, product: onnx.NodeProto, node: onnx.NodeProto, place: int) -> Scores:
-        sizes = self.sizes(product.output[0])
+    def _laid_out(self, data: Data, node: onnx.NodeProto, index: int, place: int) -> Data:
+        """A term in front of a node that lays out the leading axes of the scores. Raises LostError."""
+        before, after = (self.sizes(name)[:-2] for name in (node.input[place], node.output[0]))
+        if data.sizes[:-2] == before:
+            return replace(data, layout=(*data.layout, index), sizes=(*after, *data.sizes[-2:]))
+        if len(data.sizes) - 2 > len(after) or any(size != 1 for size in data.sizes[:-2]):
+            raise LostError.at(node, "it lays out scores with data in a way that W_QK cannot hold")
+        return data
+
+    def _added(self, found: Scores, node: onnx.NodeProto, place: int, last: str) -> Scores:
+        both = node.output[0], last  # scores with what is added, and those that the softmax gets
+        sizes = self.sizes(both[0])
         for term in self._terms(node, place):
             if (term, sizes) not in self._known:
                 static = self._data.isdisjoint(term[1])
-                read = (self._table if static else self._of_data)(term, product, len(found.table[0]))
+                read = (self._table if static else self._of_data)(term, both, len(found.table[0]))
                 if isinstance(read, str):
                     raise LostError.at(node, f"what it adds to the scores {read}")
                 self._known[term, sizes] = read
@@ -300,15 +313,15 @@ class Reader:
 
     # -- their values
 
-    def _table(self, term: Term, product: onnx.NodeProto, most: int) -> Array | str:
+    def _table(self, term: Term, scores: Pair, most: int) -> Array | str:
         """The table of a term, if all data is 1; else why there is none."""
         table = np.full((1, most, most), np.nan)
         cases = [_USUAL]
-        if self.tokens(product.output[0]):
+        if self.tokens(scores[0]):
             cases = [(length, 0) for length in sorted({*_LENGTHS, most}) if length <= most]
             cases += [_CACHED] if self._pasts and most >= sum(_CACHED) else []
         for case in cases:
-            square = self._square(term, product, case, np.ones)
+            square = self._square(term, scores, case, np.ones)
             if square is None and case == _CACHED:
                 continue  # its sizes are not the sums that the names of dimensions say
             if square is None or (square != square[:1]).any():
@@ -324,16 +337,16 @@ class Reader:
             part[:] = one
         return np.where(np.isnan(table), 0.0, table)
 
-    def _of_data(self, term: Term, product: onnx.NodeProto, most: int) -> Data:
+    def _of_data(self, term: Term, scores: Pair, most: int) -> Data:
         sizes = [self.sizes(name) for name in term[1] if name]
         found = Data(term, max(sizes, key=len))
         # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
-        table, rng = self._table(term, product, most), np.random.default_rng(0)
+        table, rng = self._table(term, scores, most), np.random.default_rng(0)
         if isinstance(table, str) or len(table) > 1 or most < _LENGTHS[-1]:
             return found
         forbidden, low = table[0] != 0.0, {*np.unique(table[table != 0.0])}
         for _ in range(_DATA_TRIALS):
-            square = self._square(term, product, _USUAL, lambda shape: rng.integers(0, 2, shape))
+            square = self._square(term, scores, _USUAL, lambda shape: rng.integers(0, 2, shape))
             if square is None or (square[..., forbidden[: square.shape[2], : square.shape[3]]] == 0.0).any():
                 return found
             low.update(np.unique(square[square != 0.0]))
@@ -341,13 +354,15 @@ class Reader:
             return found
         return replace(found, low=float(min(low)), allowed=~forbidden if forbidden.any() else None)
 
-    def _square(self, term: Term, product: onnx.NodeProto, case: Case, fill: Callable[..., object]) -> Array | None:
+    def _square(self, term: Term, scores: Pair, case: Case, fill: Callable[..., object]) -> Array | None:
         """What is added to scores, [batch, heads or 1, queries, keys]; None where that cannot be computed."""
-        sizes = tuple(size or 0 for size in self.shapes(*case).of(product.output[0]) or ())
+        sizes, last = (tuple(size or 0 for size in self.shapes(*case).of(name) or ()) for name in scores)
         if 0 in sizes:  # keys of an encoder that are in a cache
             return np.zeros((1, 1, *sizes[-2:]))
         try:
             made = np.asarray(self._value(term, case, fill), np.float64)
+            if len(sizes) < len(last):  # batch and heads are one axis, which is split later
+                return np.broadcast_to(made, sizes).reshape(-1, *last[-3:])
             square = np.broadcast_to(made, (*made.shape[:-2], *sizes[-2:]))
         except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception
             return None

@@ -239,6 +239,8 @@ class Join:
         if operator != "Identity":
             chosen = [b.tensor(operands[0]), *wide[1:]] if operator == "Where" else wide
             made = b.node(operator, chosen, f"{name}_added")
+        for index in each.layout:
+            made = self._laid_out(index, made, f"{name}_{index}")
         if each.allowed is not None:
             ends = ([self.first, b.integers(0)], "start"), ([self.keys, self.keys], "stop")
             bounds = [b.concat(end, 0, f"{name}_{which}") for end, which in ends]
