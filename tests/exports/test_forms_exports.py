@@ -85,7 +85,7 @@ def test_the_network_is_the_same_function(name: str, exporter: str, export: Expo
             np.testing.assert_allclose(found[output], array, rtol=0.0, atol=ERROR * np.abs(array).max(initial=1.0))
 
 
-@pytest.mark.parametrize("name", ["gpt2-cache", "llama-cache", "t5", "gemma2"])
+@pytest.mark.parametrize("name", ["gpt2-cache", "llama-cache", "t5", "gemma2", "bloom"])
 @EACH_EXPORTER
 def test_caches_biases_and_caps_in_form_whole(name: str, exporter: str, export: Export) -> None:
     check(export(name, exporter), 2.0, form="whole", max_tokens=64)

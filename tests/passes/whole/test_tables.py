@@ -111,6 +111,10 @@ MOVED = {
     "two masks": f"{EARLIER} m = Where(earlier, scores, lowest) n = Not(earlier) masked = Where(n, lowest, m)",
     "a cap before the mask": f"{EARLIER} c = Tanh(scores) d = Mul(c, half) masked = Where(earlier, d, lowest)",
     "other axes": "m = Unsqueeze(scores, one) masked = Squeeze(m, one)",
+    "other axes behind a bias and a mask": (
+        f"{FAR} slopes = Mul(far, by_head) m = Add(scores, slopes) n = Unsqueeze(m, one) "
+        f"{EARLIER} masked_4 = Where(earlier, n, lowest) masked = Squeeze(masked_4, one)"
+    ),
 }
 
 
@@ -126,6 +130,11 @@ STAYS = {
     "a choice by data": "padding = Greater(given, nought) masked = Where(padding, scores, lowest)",
     "a table and data": f"{FAR} slopes = Mul(far, half) {PADDED} both = Add(slopes, low) masked = Add(scores, both)",
     "the scores again": "masked = Add(scores, scores)",
+    "other axes behind data": f"{FAR} m = Add(scores, given) n = Unsqueeze(m, one) masked = Squeeze(n, one)",
+    "other axes behind what all of a batch share": (
+        "shared = ReduceMax<keepdims = 1>(given) both = Add(shared, by_head) m = Add(scores, both) "
+        "n = Unsqueeze(m, one) o = Add(n, half) masked = Squeeze(o, one)"
+    ),
 }
 
 
