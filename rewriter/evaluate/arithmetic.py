@@ -40,6 +40,8 @@ _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
 _BLOCK = 2**15
 """Entries that are lifted at once."""
+_FEW = 64
+"""Numbers that are inverted one by one."""
 _MAX_KEPT = 2**26
 """Entries of the largest weight whose limbs are kept; they take 4 bytes each."""
 INFINITE = 1000
@@ -165,15 +167,18 @@ class Field:
     # arithmetic
     def reduced(self, a: Array) -> Array:
         """Entries of any size (int64) modulo p."""
-        return np.asarray(a - (a // self.p) * self.p)
+        whole = np.floor_divide(a, self.p, out=np.empty(np.shape(a), np.int64))
+        whole *= self.p
+        return np.subtract(a, whole, out=whole)
 
+    # Large temporaries cost more than what is computed.
     def add(self, a: Any, b: Any) -> Array:
-        total = a + b
-        return np.asarray(np.where(total >= self.p, total - self.p, total))
+        total: Array = np.asarray(a + b)
+        return np.subtract(total, self.p, out=total, where=total >= self.p)
 
     def sub(self, a: Any, b: Any) -> Array:
-        difference = a - b
-        return np.asarray(np.where(difference < 0, difference + self.p, difference))
+        difference: Array = np.asarray(a - b)
+        return np.add(difference, self.p, out=difference, where=difference < 0)
 
     def mul(self, a: Array, b: Array) -> Array:
         return self.reduced(a * b)
@@ -191,8 +196,18 @@ class Field:
         return np.ones_like(a) if result is None else result
 
     def inv(self, a: Array) -> Array:
-        """1 / a; 0 for 0."""
-        return self.power(np.asarray(a, np.int64), self.p - 2)
+        """1 / a; 0 for 0. That of two numbers follows from that of their product."""
+        a = np.asarray(a, np.int64)
+        left, halves = np.where(a == 0, 1, a).reshape(-1), list[tuple[Array, Array]]()
+        while left.size > _FEW:
+            left = np.pad(left, (0, left.size % 2), constant_values=1)
+            halves.append((left[: left.size // 2], left[left.size // 2 :]))
+            left = self.mul(*halves[-1])
+        found = self.power(left, self.p - 2)
+        for one, other in reversed(halves):
+            inverse = found[: one.size]
+            found = np.concatenate([self.mul(inverse, other), self.mul(inverse, one)])
+        return np.where(a == 0, 0, found[: a.size].reshape(a.shape))
 
     def sqrt(self, a: Array) -> Array:
         return self.power(np.asarray(a, np.int64), (self.p + 1) // 4)
@@ -388,7 +403,9 @@ class Field:
         if a0.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
         low, high = a0 @ b0, a1 @ b1
-        middle = (a0 + a1) @ (b0 + b1) - low - high
+        middle = (a0 + a1) @ (b0 + b1)
+        middle -= low
+        middle -= high
         highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, middle, low))
         return self.reduced(self.reduced((self.reduced(highs << 16) + middles) << 16) + lows)
 
@@ -433,9 +450,12 @@ def _lifted_limbs(field: Field, weight: Array) -> tuple[Array, Array]:
 
 def mix(h: Array) -> Array:
     """The finaliser of splitmix64, a bijection of 64-bit words."""
-    h = (h ^ (h >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    h = (h ^ (h >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return np.asarray(h ^ (h >> _U64(31)))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        mixed = h >> _U64(shift)
+        mixed ^= h
+        mixed *= _U64(factor)
+        h = mixed
+    return np.asarray(h)
 
 
 def _limbs(entries: Array) -> tuple[Array, Array]:

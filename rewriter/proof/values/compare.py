@@ -64,8 +64,9 @@ _COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
 """Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
 _LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 _COIN = "one model decides by the sign of what the other does not"
-_GROSS, _COARSE = 0.1, 1e-3
-"""The share of an output's norm that float64 may be off by, and the bound of an activation that may allow more."""
+_GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
+"""The share of an output's norm that float64 may be off by, that of its largest number below which numbers are
+measured on that, and the bound of an activation that may allow more."""
 _DRAWS = 4
 """How often real inputs of a small model are drawn."""
 _LOWEST = -(2.0**90)
@@ -131,12 +132,17 @@ def compare(
     return replace(found, seconds=time.perf_counter() - start)
 
 
-def _far(x: Array, y: Array) -> bool:
-    finite = np.isfinite(x)
-    if not np.array_equal(finite, np.isfinite(y)):
-        return True
-    x, y = (np.where(finite, each, 0.0) for each in (x, y))
-    return bool(np.linalg.norm(y - x) > _GROSS * np.linalg.norm(x))
+def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
+    """Whether some values of an output are far from the others; ones near 0 are measured on the largest."""
+    largest = max(float(np.abs(x, where=np.isfinite(x), out=np.zeros_like(x)).max(initial=0.0)) for x, _ in pairs)
+    for x, y in pairs:
+        finite = np.isfinite(x)
+        if not np.array_equal(finite, np.isfinite(y)):
+            return True
+        far = np.linalg.norm((y - x)[finite])
+        if far > _GROSS * max(float(np.linalg.norm(x[finite])), _NEAR_ZERO * largest):
+            return True
+    return False
 
 
 class _Pair:
@@ -358,7 +364,7 @@ class _Pair:
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
-        large = self._most_rounds == _ROUNDS
+        large, pairs = self._most_rounds == _ROUNDS, dict[str, list[tuple[Array, Array]]]()
         for case in self.points[:1] if large else (case for number in range(_DRAWS) for case in self._drawn(number)):
             try:
                 ours = Evaluator(self.a, Floats(), case.feeds).run()
@@ -367,9 +373,10 @@ class _Pair:
                 return ""  # an operator without a float64 form
             for name in self.outputs:
                 x, y = ours[name], theirs[self.names.get(name, name)]
-                if isinstance(x, Value) and isinstance(y, Value) and _far(x.entries, y.entries):
-                    return f"output '{name}' has other numbers in float64"
-        return ""
+                if isinstance(x, Value) and isinstance(y, Value):
+                    pairs.setdefault(name, []).append((x.entries, y.entries))
+        far = next((name for name, each in pairs.items() if _far(each)), None)
+        return "" if far is None else f"output '{far}' has other numbers in float64"
 
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:

@@ -387,8 +387,8 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
         weight, data = values.get(node.input[weights]), node.input[1 - weights]
         found = einsum_map(attributes["equation"].decode(), weights)
         if found and isinstance(weight, np.ndarray) and isinstance(values.get(data), Value):
-            axis, *ends, _ = found
-            yield _Layer(data, weight, axis, np.moveaxis(weight, ends, (-2, -1)))
+            axis, *ends, axes = found
+            yield _Layer(data, weight, axis, None if axes > len(ends) else np.moveaxis(weight, ends, (0, 1)))
             return
     if kind in _MEETING and isinstance(values.get(node.input[0]), Value):
         yield _Layer(node.input[0], kind)
@@ -523,11 +523,17 @@ class _Reader(Kept):
         entries = [self.values[each].entries for each in leaves]
         symbols = [leaf(place) for place in range(len(leaves))]
         shape = self.values[layer.data].shape
-        middle = [size // 2 for size in shape]
+        middle, fixed = [size // 2 for size in shape], 0
         if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
+            fixed = len(shape) - 2
             layer = replace(layer, matrix=layer.matrix[aligned(middle[:-2], layer.matrix.shape[:-2])])
         n = _telling_row(layer.matrix) if layer.matrix is not None else min(7, shape[layer.axis] - 1)
         middle[layer.axis] = n
+        # Clip and Relu may be 0 at an entry, which says nothing about heads.
+        told = np.argwhere(np.take(self.values[layer.data].entries, [n], layer.axis) != 0)
+        told[:, layer.axis] = n
+        told = told[(told[:, :fixed] == middle[:fixed]).all(axis=1)]
+        middle = min(told.tolist(), key=lambda each: int(np.abs(np.subtract(each, middle)).sum()), default=middle)
         flat = np.ravel_multi_index(middle, shape)  # what lays the activation out keeps the order of its entries
         place = tuple(int(each) for each in np.unravel_index(flat, self.values[name].shape))
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
