@@ -19,7 +19,7 @@ import onnx
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter.api.rows import claim_of, domain_notes, longest_of, planned_report, shape_of
-from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, taken
+from rewriter.api.run import RewriteKeywords, Run, check_known, checked_options, described, name_of, settings_of
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
@@ -76,8 +76,8 @@ def rewrite(
         ValidationError: the proof cannot be carried out, for example because the original does not run.
         TypeError: an option does not exist.
     """
-    of_rewriting, of_proof = taken(options, Options, Settings)
-    choices, settings, run = checked_options(**of_rewriting), settings_of(of_proof), Run(progress)
+    check_known(options, Options, Settings)
+    choices, settings, run = checked_options(options), settings_of(options), Run(progress)
     runs, proves = validate != "certificate", bool(validate) and not dry_run
     if not runs and (settings.inputs is not None or settings.providers or settings.dims):
         raise UsageError("--certificate-only runs no model: leave out --inputs, --provider and --dim")
