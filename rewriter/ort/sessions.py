@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -37,7 +36,6 @@ class Session:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    load_seconds: float
     # on another provider, the nodes on the CPU, as `Operator 'name'`; None if this onnxruntime does not report them
     cpu_nodes: tuple[str, ...] | None
     _session: Any
@@ -136,7 +134,6 @@ def open_session(
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:
         options.add_session_config_entry(EXTERNAL_FOLDER, str(base_dir.resolve()))
-    start = time.perf_counter()
     try:
         source = _source(model, None if known.finds_data else base_dir)
         # Without this onnxruntime silently falls back to the CPU, which would then be proved instead of the provider.
@@ -154,7 +151,6 @@ def open_session(
     return Session(
         inputs=tuple(value.name for value in session.get_inputs()),
         outputs=tuple(dict.fromkeys(value.name for value in session.get_outputs())),
-        load_seconds=time.perf_counter() - start,
         cpu_nodes=() if known.name == "cpu" else _nodes_on_cpu(session),
         _session=session,
         _types={value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())},

@@ -32,7 +32,6 @@ def test_run(tmp_path: Path, optimise: bool) -> None:
         assert (session.inputs, session.outputs) == (("x",), ("y", "z"))
         assert list(session.run({"x": X})) == ["y", "z"]
         np.testing.assert_array_equal(session.run({"x": X}, ["y"])["y"], 2 * X)
-        assert session.load_seconds > 0
         assert session.cpu_nodes == ()
 
 
