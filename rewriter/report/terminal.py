@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import rich.box
@@ -68,14 +68,9 @@ class Console:
         for failure in (*shown, *more):
             self.line(failure, "red", always=True)
 
-    @contextmanager
-    def progress(self) -> Iterator[Callback]:
+    def progress(self) -> AbstractContextManager[Callback]:
         """Show progress on standard error while the block runs."""
-        if self.quiet:
-            yield lambda _what, _done, _total: None
-            return
-        with shown(self._err) as show:
-            yield show
+        return nullcontext(lambda _what, _done, _total: None) if self.quiet else shown(self._err)
 
 
 def drawn(table: Table) -> rich.table.Table:
