@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import RewriteError, ValidationError
@@ -113,14 +114,16 @@ class Process:
 
 
 @contextmanager
-def started(models: Mapping[str, Path | bytes], provider: str, threads: int = 0) -> Iterator[dict[str, Process]]:
+def started(
+    models: Mapping[str, Path | onnx.ModelProto], provider: str, threads: int = 0
+) -> Iterator[dict[str, Process]]:
     """Processes with loaded models, by name, killed at the end of the block. Raises ValidationError."""
     with ExitStack() as stack:
         yield {name: stack.enter_context(_started(name, (each, provider, threads))) for name, each in models.items()}
 
 
 @contextmanager
-def _started(name: str, start: tuple[Path | bytes, str, int]) -> Iterator[Process]:
+def _started(name: str, start: tuple[Path | onnx.ModelProto, str, int]) -> Iterator[Process]:
     ours, theirs = Pipe()
     # A new session, so that Ctrl-C reaches the parent only.
     child = subprocess.Popen(
