@@ -67,20 +67,15 @@ class Run:
 def checked_options(given: Mapping[str, Any]) -> Options:
     """The options of the rewriting, from those of the keywords that are; UsageError where a value is unfit."""
     options = build(Options, given)
-    if options.forms.expose:
-        _check_exposed(options)
-    return options
-
-
-def _check_exposed(options: Options) -> None:
     for text in options.forms.expose:
         names, colon, glob = text.partition(":")
         odd = next((name for name in names.split(",") if name not in EXPOSED), None)
         if odd is not None or (colon and not glob):
             what = f"unknown tensor '{odd}'" if odd is not None else "no blocks behind the colon"
             raise UsageError(f"expose is '{text}': {what}; write {', '.join(EXPOSED)}, or pattern:GLOB for some blocks")
-    if options.form not in ("compact", "masked"):
+    if options.forms.expose and options.form not in ("compact", "masked"):
         raise UsageError(f"only the forms compact and masked can expose tensors, not {options.form}")
+    return options
 
 
 class RunKeywords(TypedDict, total=False):
