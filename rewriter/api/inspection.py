@@ -57,4 +57,4 @@ def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: i
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options, partial(read_tensor, source))
     accounting = account(plan, tokens)
-    return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), accounting)
+    return Inspection(run.finish(planned_report(name_of(model), source, plan)), accounting)

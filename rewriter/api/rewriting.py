@@ -91,10 +91,10 @@ def rewrite(
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
-    choices, plan = _planned(run, source, before, choices, settings if runs else None)
+    plan = _planned(run, source, before, choices, settings if runs else None)
     if proves and (source.size <= LARGE or not runs):
         plan = replace(plan, notes=(*plan.notes, *domain_notes(plan, run=runs)))
-    report = planned_report(name_of(model), source, plan, choices)
+    report = planned_report(name_of(model), source, plan)
     if dry_run or not report.converted:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):
@@ -165,8 +165,8 @@ def with_heads(plan: Plan) -> tuple[onnx.ModelProto, list[str]]:
 
 def _planned(
     run: Run, source: LoadedModel, before: Sequence[Pass], choices: Options, settings: Settings | None
-) -> tuple[Options, Plan]:
-    """The options and the plan, made again once pre-activations are measured; without settings none are.
+) -> Plan:
+    """The plan, made again once pre-activations are measured; without settings none are.
 
     If the model does not run, its plan has no fits, and the proof will report why it does not run.
     """
@@ -188,7 +188,7 @@ def _planned(
                     notes = (f"pre-activations could not be measured: {error}",)
             plan = make_plan(model, choices, partial(read_tensor, source))
             plan = replace(plan, notes=(*plan.notes, *notes))
-    return choices, plan
+    return plan
 
 
 # -- a folder ------------------------------------------------------------------------------------------------------

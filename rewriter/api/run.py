@@ -135,15 +135,14 @@ def described(keywords: type, *declared: type) -> Callable[[_Function], _Functio
         types, signature = get_type_hints(keywords), inspect.signature(function, eval_str=True)
         found = [each for kind in declared for each in options_of(kind) if each.name in types]
         parts = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        lines = []
         for each in found:
             kind = inspect.Parameter.KEYWORD_ONLY
             parts.append(inspect.Parameter(each.name, kind, default=each.default, annotation=types[each.name]))
-        function.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
-        lines = []
-        for each in found:
             choices = f" One of {', '.join(each.choices)}." if each.choices else ""
             text = f"{each.name} ({each.default!r}): {each.help}{choices}"
             lines.append(textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12))
+        function.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
         function.__doc__ = "\n".join([f"{function.__doc__ or ''}\n    Options:", *lines, ""])
         return function
 

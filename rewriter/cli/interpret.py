@@ -214,7 +214,7 @@ def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
 @_inputs("The inputs; several cases as case/input.")
 @file_option("--cache", metavar="FILE.npz", required=True, help="Write what was recorded, with the model's outputs.")
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
-def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[str, ...]) -> int:
+def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[str, ...]) -> None:
     """Run MODEL on given inputs, and record the residual stream and what original and neuron heads compute.
 
     Names are those of TransformerLens' hooks, such as blocks.0.attn.hook_pattern. --text may be repeated: each text is
@@ -241,7 +241,6 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     _echo(f"tokens: {' | '.join(each)}" for each in found.tokens)
     _echo(f"{name:<44} {list(array.shape)}" for name, array in arrays.items())
     _echo([f"{len(arrays)} arrays written to {cache}"])
-    return 0
 
 
 @command(
@@ -262,7 +261,7 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 @report_option("all contributions")
 def attribute(
     model: Path, *, inputs: Path | Text, logit: Logit | None, why: str | None, top: int, report: Path | None
-) -> int:
+) -> None:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
     Patterns, gates of neurons and normalisation denominators are held at their values; both sums equal the logit, and
@@ -276,7 +275,6 @@ def attribute(
     lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
     write_report(report, lambda: facts)
     _echo(lines, report)
-    return 0
 
 
 Answer = tuple[list[str], dict[str, Any]]  # lines to print, and the report
@@ -345,7 +343,7 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
 @_inputs("The inputs: one case.")
 @_logit("Entry", required=True)
 @file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json.")
-def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -> int:
+def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -> None:
     """Make the attribution graph of a logit: tokens, biases, heads and neurons, and their direct effects.
 
     Edges are exact with patterns and normalisation denominators held, without transcoders and without error nodes. The
@@ -372,7 +370,6 @@ def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -
         f"{facts['largest_score_residual']:.2g} at most",
     )
     _echo(lines)
-    return 0
 
 
 @command(

@@ -10,11 +10,10 @@ from typing import Literal
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero would be lost in a range
 _MAX_GROUPS = 3
-_FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f"}
+_FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f"}
 _LARGE_RATIO = 1e4
-Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio", "share"]
-"""Formats of values. A name comes from a model; operators are those around an activation; a share is shown in per
-cent."""
+Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio"]
+"""Formats of values. A name comes from a model; operators are those around an activation."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,6 @@ def written(value: str | float | None, kind: Kind) -> str:
     """A value as text; a dash for None."""
     if value is None or isinstance(value, str):
         return "-" if value is None else value
-    if kind == "share":
-        return f"{100 * value:{_FORMATS[kind]}} %"
     if kind == "error" and value == 0.0:
         return "0"
     if kind == "ratio" and abs(value) >= _LARGE_RATIO:
