@@ -81,14 +81,14 @@ def rewrite(
     runs, proves = validate != "certificate", bool(validate) and not dry_run
     if not runs and (settings.inputs is not None or settings.providers or settings.dims):
         raise UsageError("--certificate-only runs no model: leave out --inputs, --provider and --dim")
+    out = None if output is None else Path(output)
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
         unfit = {"before": before, "after": after, "--force": force}
         unfit |= {"--inputs": settings.inputs, "--expose": choices.forms.expose}
-        return _folder(Path(model), output, options, unfit, run.progress, dry_run=dry_run, validate=validate)
+        return _folder(Path(model), out, options, unfit, run.progress, dry_run=dry_run, validate=validate)
     settings = checked(settings) if proves and runs else settings
     with run.step("load", "loading"):
-        source = load_model(model, mapped=output is not None or dry_run)  # a result in memory must not need the file
-    out = None if output is None else Path(output)
+        source = load_model(model, mapped=out is not None or dry_run)  # a result in memory must not need the file
     if out is not None:
         check_output(out, source=source, force=force)
     plan = _planned(run, source, before, choices, settings if runs else None)
@@ -193,12 +193,12 @@ def _planned(
 
 # -- a folder ------------------------------------------------------------------------------------------------------
 
-REPORT = "attnonly-report.json"  # the reports of all models, in the folder that is written
+REPORT = "attnonly-report.json"  # in a folder that is written, the reports of all models
 
 
 def _folder(
     source: Path,
-    output: str | os.PathLike[str] | None,
+    out: Path | None,
     options: Mapping[str, Any],
     unfit: Mapping[str, object],
     progress: Progress,
@@ -210,7 +210,6 @@ def _folder(
     one = next((name for name, given in unfit.items() if given), None)
     if one is not None:
         raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
-    out = None if output is None else Path(output)
     if out is None and not dry_run:
         raise UsageError("a folder needs an output; pass one, or --dry-run")
     if out is not None:

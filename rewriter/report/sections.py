@@ -22,10 +22,7 @@ from rewriter.report.tables import Cell, Column, Row, Table, columns, folded, te
 from rewriter.text import clean, counted, first_of, shortened, size
 
 _MAX_FAILURES = 200
-_MEANING = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
-"""Descriptions of forms whose names do not explain them."""
 _LABEL = 10
-_STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
 Part = str | Sequence[str] | Table  # a paragraph, the entries of a list, or a table
 
 
@@ -138,7 +135,8 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
     """Label and text of each line (without `proof` of the model only); unlabelled lines continue the previous one."""
     yield from zip(chain(["blocks"], repeat("")), _converted(report.converted), strict=False)
     if report.converted:
-        yield "form", f"{report.form}{_MEANING.get(report.form, '')}; heads = neurons x heads per neuron"
+        meaning = ": activations written as their softmax over {self, bias tokens}, to be read as heads"
+        yield "form", f"{report.form}{meaning if report.form == 'local' else ''}; heads = neurons x heads per neuron"
     yield from zip(chain(["left"], repeat("")), _left(report.left), strict=False)
     if report.proof is not None and proof:
         yield from ((word.lower(), text) for _, word, text in certainty(report))
@@ -149,8 +147,8 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
     if report.files:
         yield "files", ", ".join(report.files)
     if report.made is not None:
-        steps = [(_STEPS[step], seconds) for step, seconds in report.seconds.items() if step in _STEPS]
-        yield "seconds", ", ".join(f"{step} {seconds:.1f}" for step, seconds in steps)
+        steps = [("proof" if step == "validate" else step, took) for step, took in report.seconds.items()]
+        yield "seconds", ", ".join(f"{step} {took:.1f}" for step, took in steps if step != "total")
     for note in report.notes:
         yield "note", note
 
