@@ -29,6 +29,7 @@ from rewriter.cli.options import (
     write_report,
 )
 from rewriter.errors import ExitStatus, UsageError
+from rewriter.files.atomic import atomically, write_text
 from rewriter.proof.settings import Settings
 from rewriter.text import counted, one_line
 
@@ -144,7 +145,6 @@ def heads(
     MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. What is not understood
     is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
-    from rewriter.files.atomic import write_text
     from rewriter.files.save import check_output
     from rewriter.interpret.index import check_suffix
     from rewriter.interpret.index import heads as index
@@ -225,7 +225,6 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     check_new(cache)
     import numpy as np
 
-    from rewriter.files.atomic import atomically
     from rewriter.files.save import check_output
     from rewriter.interpret.index import METADATA
     from rewriter.interpret.index import heads as index_of
