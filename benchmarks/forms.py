@@ -107,7 +107,7 @@ def time_rows(shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats
     model = mlp(shape, random_weights())
     built = {form: _built(model, form, max(tokens)) for form in forms}
     models = {ORIGINAL: model, CONTROL: model, **built}
-    with started({name: each.SerializeToString() for name, each in models.items()}, "cpu") as processes:
+    with started(models, "cpu") as processes:
         for length in tokens:
             x = np.random.default_rng(0).normal(0.0, 1.0, (1, length, shape.width)).astype(np.float32)
             seconds = measure(processes, {"hidden_states": x}, repeats)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -48,7 +48,8 @@ class Option:
         if value is None and self.default is None:
             return None
         if self.choices and value not in self.choices:
-            raise UsageError(f"unknown {self.words} '{value}'; known are: {', '.join(self.choices)}")
+            words = self.name.replace("_", " ")
+            raise UsageError(f"unknown {words} '{value}'; known are: {', '.join(self.choices)}")
         if self.kind in (int, float) and not self._within(value):
             raise UsageError(f"{self.name} is {value}; it must be {self._range}")
         return value
@@ -72,10 +73,6 @@ class Option:
                 raise UsageError(f"{self.name} is '{text}'; it must be {self._range}") from error
         return self.checked(text)
 
-    @property
-    def words(self) -> str:
-        return self.name.replace("_", " ")
-
     def _within(self, value: Any) -> bool:
         kind = Integral if self.kind is int else Real
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
@@ -91,41 +88,38 @@ class Option:
         return f"{'an integer' if self.kind is int else 'a number'} {' and '.join(parts)}".rstrip()
 
 
-def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  # noqa: A002 - click's word for it
+def option(default: Any, help: str, **further: Any) -> Any:  # noqa: A002 - click's word for it
     """A dataclass field that declares an option; `further` are attributes of `Option`."""
     given: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
-    return dataclasses.field(**given, metadata={_KEY: {"name": name, "help": help, **further}})
+    return dataclasses.field(**given, metadata={_KEY: {"help": help, **further}})
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """All options of a dataclass in order, including those of nested dataclasses."""
-    hints, options = typing.get_type_hints(kind), list[Option]()
+    """All options of a dataclass in order, then those of nested dataclasses."""
+    return (*_own(kind), *(each for nested in _nested(kind).values() for each in options_of(nested)))
+
+
+def _own(kind: type) -> Iterator[Option]:
+    hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        hint = hints[field.name]
         if _KEY in field.metadata:
-            given = {**field.metadata[_KEY], "name": _name(field)}
-            repeatable = typing.get_origin(hint) is tuple
+            hint = hints[field.name]
             parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
             plain = parts[0] if len(parts) == 1 and parts[0] in (bool, int, float, str) else object
             default = {} if field.default is dataclasses.MISSING else field.default
-            options.append(Option(kind=plain, default=default, repeatable=repeatable, **given))
-        elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            options.extend(options_of(hint))
-    return tuple(options)
+            repeatable = typing.get_origin(hint) is tuple
+            yield Option(field.name, plain, default, repeatable=repeatable, **field.metadata[_KEY])
+
+
+def _nested(kind: type) -> dict[str, Any]:
+    """The fields of a dataclass that hold others."""
+    return {name: hint for name, hint in typing.get_type_hints(kind).items() if dataclasses.is_dataclass(hint)}
 
 
 def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
-    """An instance from checked keywords; UsageError where a value is unfit, TypeError where a keyword is unknown."""
-    known = {found.name: found for found in options_of(kind)}
-    check_known(given, known)
-    return _built(kind, {name: known[name].checked(value) for name, value in given.items()})
-
-
-def check_known(given: Iterable[str], known: Collection[str]) -> None:
-    """Raise TypeError for an unknown keyword."""
-    for name in given:
-        if name not in known:
-            raise TypeError(unknown_option(name, known))
+    """An instance from those of the keywords that are its options; UsageError where a value is unfit."""
+    arguments = {each.name: each.checked(given[each.name]) for each in _own(kind) if each.name in given}
+    return kind(**arguments, **{name: build(nested, given) for name, nested in _nested(kind).items()})
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
@@ -136,26 +130,7 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
 
 def values_of(instance: Any) -> dict[str, Any]:
     """Option name to value, nested dataclasses included."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
-        if _KEY in field.metadata:
-            values[_name(field)] = value
-        elif dataclasses.is_dataclass(value):
-            values.update(values_of(value))
+    values = {each.name: getattr(instance, each.name) for each in _own(type(instance))}
+    for name in _nested(type(instance)):
+        values |= values_of(getattr(instance, name))
     return values
-
-
-def _built(kind: type[Made], given: Mapping[str, Any]) -> Made:
-    arguments, hints = dict[str, Any](), typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if _KEY in field.metadata:
-            if _name(field) in given:
-                arguments[field.name] = given[_name(field)]
-        elif dataclasses.is_dataclass(hints[field.name]):
-            arguments[field.name] = _built(hints[field.name], given)
-    return kind(**arguments)
-
-
-def _name(field: dataclasses.Field[Any]) -> str:
-    return str(field.metadata[_KEY]["name"] or field.name)

@@ -94,10 +94,11 @@ def runner(part: onnx.ModelProto, provider: str = "cpu") -> Run:
     session = open_session(part, provider, threads=1, spin=True)
     if session.cpu_nodes:
         raise ValidationError(f"on {provider} it leaves {', '.join(session.cpu_nodes)} to the CPU")
+    gated = any(value.name == "u" for value in part.graph.input)
 
     def run(y: Floats) -> Floats:
         rows = y.reshape(-1, WIDTH)
-        feeds = {"y": rows, **({"u": np.ones_like(rows)} if "u" in session.inputs else {})}
+        feeds = {"y": rows, **({"u": np.ones_like(rows)} if gated else {})}
         found: Floats
         (found,) = session.run(feeds).values()
         return found.reshape(-1)

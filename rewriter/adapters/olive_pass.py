@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rewriter.api.rewriting import rewrite
+from rewriter.api.rewriting import REPORT, rewrite
 from rewriter.api.run import RewriteKeywords
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.atomic import write_text
@@ -28,7 +28,6 @@ except ImportError as error:
     raise UsageError("the pass for Olive needs the package olive-ai: pip install 'attnonly[olive]'") from error
 
 DEFAULTS = {name: inspect.signature(rewrite).parameters[name].default for name in RewriteKeywords.__annotations__}
-REPORT = "attnonly-report.json"  # beside the model; Olive carries it along as an additional file
 
 
 class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types
@@ -58,7 +57,7 @@ class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types
         if report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             return model
         report.raise_for_status()
-        written = path.with_name(REPORT)
+        written = path.with_name(REPORT)  # which Olive carries along as an additional file
         report.write(written)
         attributes = dict(model.model_attributes or {})
         attributes["additional_files"] = [*(attributes.get("additional_files") or []), str(written)]

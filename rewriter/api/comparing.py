@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from passes.options import Options
 from passes.plan import make_plan
 from rewriter.api.certifying import stated
-from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, taken
+from rewriter.api.run import CompareKeywords, Run, check_known, described, name_of, settings_of
 from rewriter.compare import CompareOptions
 from rewriter.compare.graphs import check_names, difference, signature_differences
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
@@ -64,8 +64,8 @@ def diff(
 def _compared(
     sources: tuple[Source, Source], options: Mapping[str, Any], run: Run, *, files: bool, outputs: bool
 ) -> Comparison:
-    of_run, of_comparison = taken(options, Settings, CompareOptions)
-    settings, asked = checked(settings_of(of_run)), build(CompareOptions, of_comparison)
+    check_known(options, Settings, CompareOptions)
+    settings, asked = checked(settings_of(options)), build(CompareOptions, options)
     names = asked.names or {}
     with run.step("load", "loading"):
         a, b = (load_model(each, mapped=True) for each in sources)

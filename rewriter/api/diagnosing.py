@@ -46,10 +46,9 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
     """Look at packages, execution providers, memory and disk, compared with the size of a model. Raises ModelError."""
     source = None if model is None else load_model(model, mapped=True)
     folder = Path.cwd() if model is None else Path(model).absolute().parent
-    states = {each.name: _state(each) for each in PROVIDERS}
+    states = [(each, *_state(each)) for each in PROVIDERS]
     memory, disk = _memory(), shutil.disk_usage(folder).free
-    wanted = {each.name for each in PROVIDERS if each.float64}
-    problems = [reason for name, (built, reason) in states.items() if reason and built and name in wanted]
+    problems = [reason for each, built, reason in states if reason and built and each.float64]
     runtimes = sorted({each.name for each in distributions() if each.name.split("-")[0] == "onnxruntime"} - _ADD_ONS)
     if len(runtimes) > 1:
         advice = f"pip uninstall -y {' '.join(runtimes)}, then install the one you need"
@@ -61,7 +60,7 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
         problems.append(f"a result takes {size(source.file_size)} and {size(disk)} are free here; give -o another disk")
     if not os.access(folder, os.W_OK | os.X_OK):
         problems.append("the folder is not writable; give -o a path in another one")
-    reasons = {name: reason for name, (_, reason) in states.items()}
+    reasons = {each.name: reason for each, _, reason in states}
     return Diagnosis(environment(), reasons, memory, disk, None if source is None else source.size, tuple(problems))
 
 

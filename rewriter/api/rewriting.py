@@ -19,7 +19,7 @@ import onnx
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter.api.rows import claim_of, domain_notes, longest_of, planned_report, shape_of
-from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, taken
+from rewriter.api.run import RewriteKeywords, Run, check_known, checked_options, described, name_of, settings_of
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
@@ -76,25 +76,25 @@ def rewrite(
         ValidationError: the proof cannot be carried out, for example because the original does not run.
         TypeError: an option does not exist.
     """
-    of_rewriting, of_proof = taken(options, Options, Settings)
-    choices, settings, run = checked_options(**of_rewriting), settings_of(of_proof), Run(progress)
+    check_known(options, Options, Settings)
+    choices, settings, run = checked_options(options), settings_of(options), Run(progress)
     runs, proves = validate != "certificate", bool(validate) and not dry_run
     if not runs and (settings.inputs is not None or settings.providers or settings.dims):
         raise UsageError("--certificate-only runs no model: leave out --inputs, --provider and --dim")
+    out = None if output is None else Path(output)
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
         unfit = {"before": before, "after": after, "--force": force}
         unfit |= {"--inputs": settings.inputs, "--expose": choices.forms.expose}
-        return _folder(Path(model), output, options, unfit, run.progress, dry_run=dry_run, validate=validate)
+        return _folder(Path(model), out, options, unfit, run.progress, dry_run=dry_run, validate=validate)
     settings = checked(settings) if proves and runs else settings
     with run.step("load", "loading"):
-        source = load_model(model, mapped=output is not None or dry_run)  # a result in memory must not need the file
-    out = None if output is None else Path(output)
+        source = load_model(model, mapped=out is not None or dry_run)  # a result in memory must not need the file
     if out is not None:
         check_output(out, source=source, force=force)
-    choices, plan = _planned(run, source, before, choices, settings if runs else None)
+    plan = _planned(run, source, before, choices, settings if runs else None)
     if proves and (source.size <= LARGE or not runs):
         plan = replace(plan, notes=(*plan.notes, *domain_notes(plan, run=runs)))
-    report = planned_report(name_of(model), source, plan, choices)
+    report = planned_report(name_of(model), source, plan)
     if dry_run or not report.converted:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):
@@ -165,8 +165,8 @@ def with_heads(plan: Plan) -> tuple[onnx.ModelProto, list[str]]:
 
 def _planned(
     run: Run, source: LoadedModel, before: Sequence[Pass], choices: Options, settings: Settings | None
-) -> tuple[Options, Plan]:
-    """The options and the plan, made again once pre-activations are measured; without settings none are.
+) -> Plan:
+    """The plan, made again once pre-activations are measured; without settings none are.
 
     If the model does not run, its plan has no fits, and the proof will report why it does not run.
     """
@@ -188,17 +188,17 @@ def _planned(
                     notes = (f"pre-activations could not be measured: {error}",)
             plan = make_plan(model, choices, partial(read_tensor, source))
             plan = replace(plan, notes=(*plan.notes, *notes))
-    return choices, plan
+    return plan
 
 
 # -- a folder ------------------------------------------------------------------------------------------------------
 
-REPORT = "attnonly-report.json"  # the reports of all models, in the folder that is written
+REPORT = "attnonly-report.json"  # in a folder that is written, the reports of all models
 
 
 def _folder(
     source: Path,
-    output: str | os.PathLike[str] | None,
+    out: Path | None,
     options: Mapping[str, Any],
     unfit: Mapping[str, object],
     progress: Progress,
@@ -210,7 +210,6 @@ def _folder(
     one = next((name for name, given in unfit.items() if given), None)
     if one is not None:
         raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
-    out = None if output is None else Path(output)
     if out is None and not dry_run:
         raise UsageError("a folder needs an output; pass one, or --dry-run")
     if out is not None:

@@ -10,7 +10,6 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.match.blocks import Left, kinds
-from passes.options import Options
 from passes.plan import Plan
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
@@ -22,12 +21,12 @@ from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.text import counted, first_of
 
 
-def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
+def planned_report(name: str, source: LoadedModel, plan: Plan) -> Report:
     """The report after planning; `name` is the model's path as the caller gave it."""
     return Report(
         model=name,
         output="",
-        form=options.form,
+        form=plan.options.form,
         blocks=(*map(_converted, plan.conversions), *map(_left, plan.left)),
         before=shape_of(source.proto, source.size),
         made=None,
@@ -35,7 +34,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
         seconds={},
         notes=(*source.notes, *plan.notes),
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
-        options=values_of(options),
+        options=values_of(plan.options),
     )
 
 

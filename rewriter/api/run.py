@@ -11,7 +11,7 @@ import os
 import platform
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -22,7 +22,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from passes.options import EXPOSED, Options
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.options import build, check_known, options_of
+from rewriter.options import build, options_of, unknown_option
 from rewriter.proof.settings import Inputs as GivenInputs
 from rewriter.proof.settings import Settings, as_given
 from rewriter.proof.validate import Progress
@@ -64,23 +64,18 @@ class Run:
         return {**self._seconds, "total": time.perf_counter() - self._start}
 
 
-def checked_options(**given: Any) -> Options:
-    """The options of the rewriting, from keywords; UsageError where a value is unfit, TypeError for other keywords."""
+def checked_options(given: Mapping[str, Any]) -> Options:
+    """The options of the rewriting, from those of the keywords that are; UsageError where a value is unfit."""
     options = build(Options, given)
-    if options.forms.expose:
-        _check_exposed(options)
-    return options
-
-
-def _check_exposed(options: Options) -> None:
     for text in options.forms.expose:
         names, colon, glob = text.partition(":")
         odd = next((name for name in names.split(",") if name not in EXPOSED), None)
         if odd is not None or (colon and not glob):
             what = f"unknown tensor '{odd}'" if odd is not None else "no blocks behind the colon"
             raise UsageError(f"expose is '{text}': {what}; write {', '.join(EXPOSED)}, or pattern:GLOB for some blocks")
-    if options.form not in ("compact", "masked"):
+    if options.forms.expose and options.form not in ("compact", "masked"):
         raise UsageError(f"only the forms compact and masked can expose tensors, not {options.form}")
+    return options
 
 
 class RunKeywords(TypedDict, total=False):
@@ -119,16 +114,16 @@ class CompareKeywords(RunKeywords, total=False):
     accuracy: float | None
 
 
-def taken(given: Mapping[str, Any], *kinds: type) -> Iterator[dict[str, Any]]:
-    """The keywords that are options of each of some dataclasses; TypeError where one is not an option of any."""
-    names = [[each.name for each in options_of(kind)] for kind in kinds]
-    check_known(given, [name for each in names for name in each])
-    for each in names:
-        yield {name: value for name, value in given.items() if name in each}
+def check_known(given: Iterable[str], *kinds: type) -> None:
+    """Raise TypeError for a keyword that is not an option of one of some dataclasses."""
+    known = [each.name for kind in kinds for each in options_of(kind)]
+    for name in given:
+        if name not in known:
+            raise TypeError(unknown_option(name, known))
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The options of the proof, from keywords as `checked_options`; default providers are not filled in yet."""
+    """The options of the proof, as `checked_options`; default providers are not filled in yet."""
     inputs, dims = given.get("inputs"), dict(given.get("dims") or {})
     return build(Settings, {**given, "inputs": None if inputs is None else as_given(inputs), "dims": dims})
 
@@ -140,15 +135,14 @@ def described(keywords: type, *declared: type) -> Callable[[_Function], _Functio
         types, signature = get_type_hints(keywords), inspect.signature(function, eval_str=True)
         found = [each for kind in declared for each in options_of(kind) if each.name in types]
         parts = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        lines = []
         for each in found:
             kind = inspect.Parameter.KEYWORD_ONLY
             parts.append(inspect.Parameter(each.name, kind, default=each.default, annotation=types[each.name]))
-        function.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
-        lines = []
-        for each in found:
             choices = f" One of {', '.join(each.choices)}." if each.choices else ""
             text = f"{each.name} ({each.default!r}): {each.help}{choices}"
             lines.append(textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12))
+        function.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
         function.__doc__ = "\n".join([f"{function.__doc__ or ''}\n    Options:", *lines, ""])
         return function
 

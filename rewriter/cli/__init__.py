@@ -11,8 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +58,18 @@ class Forgiving:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    @contextmanager
-    def _dropping(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:  # also buffered text, which the interpreter would write as it exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
     def write(self, text: str) -> int:
-        with self._dropping():
-            self._stream.write(text)
+        self._dropping(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with self._dropping():
-            self._stream.flush()
+        self._dropping(self._stream.flush)
+
+    def _dropping(self, call: Callable[..., object], *text: str) -> None:
+        try:
+            call(*text)
+        except BrokenPipeError:  # also buffered text, which the interpreter would write as it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 class _Completing(click.Group):

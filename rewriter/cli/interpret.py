@@ -29,6 +29,7 @@ from rewriter.cli.options import (
     write_report,
 )
 from rewriter.errors import ExitStatus, UsageError
+from rewriter.files.atomic import atomically, write_text
 from rewriter.proof.settings import Settings
 from rewriter.text import counted, one_line
 
@@ -144,7 +145,6 @@ def heads(
     MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. What is not understood
     is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
-    from rewriter.files.atomic import write_text
     from rewriter.files.save import check_output
     from rewriter.interpret.index import check_suffix
     from rewriter.interpret.index import heads as index
@@ -214,7 +214,7 @@ def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
 @_inputs("The inputs; several cases as case/input.")
 @file_option("--cache", metavar="FILE.npz", required=True, help="Write what was recorded, with the model's outputs.")
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
-def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[str, ...]) -> int:
+def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[str, ...]) -> None:
     """Run MODEL on given inputs, and record the residual stream and what original and neuron heads compute.
 
     Names are those of TransformerLens' hooks, such as blocks.0.attn.hook_pattern. --text may be repeated: each text is
@@ -225,7 +225,6 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     check_new(cache)
     import numpy as np
 
-    from rewriter.files.atomic import atomically
     from rewriter.files.save import check_output
     from rewriter.interpret.index import METADATA
     from rewriter.interpret.index import heads as index_of
@@ -241,7 +240,6 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     _echo(f"tokens: {' | '.join(each)}" for each in found.tokens)
     _echo(f"{name:<44} {list(array.shape)}" for name, array in arrays.items())
     _echo([f"{len(arrays)} arrays written to {cache}"])
-    return 0
 
 
 @command(
@@ -262,7 +260,7 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 @report_option("all contributions")
 def attribute(
     model: Path, *, inputs: Path | Text, logit: Logit | None, why: str | None, top: int, report: Path | None
-) -> int:
+) -> None:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
     Patterns, gates of neurons and normalisation denominators are held at their values; both sums equal the logit, and
@@ -276,7 +274,6 @@ def attribute(
     lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
     write_report(report, lambda: facts)
     _echo(lines, report)
-    return 0
 
 
 Answer = tuple[list[str], dict[str, Any]]  # lines to print, and the report
@@ -345,7 +342,7 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
 @_inputs("The inputs: one case.")
 @_logit("Entry", required=True)
 @file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json.")
-def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -> int:
+def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -> None:
     """Make the attribution graph of a logit: tokens, biases, heads and neurons, and their direct effects.
 
     Edges are exact with patterns and normalisation denominators held, without transcoders and without error nodes. The
@@ -372,7 +369,6 @@ def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -
         f"{facts['largest_score_residual']:.2g} at most",
     )
     _echo(lines)
-    return 0
 
 
 @command(

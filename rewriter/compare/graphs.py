@@ -36,7 +36,7 @@ def difference(a: LoadedModel, b: LoadedModel, names: Mapping[str, str] | None =
     every = [[*iter_nodes(model.proto.graph.node)] for model in (a, b)]
     bodies = (iter_nodes(function.node) for model in (a, b) for function in model.proto.functions)
     used = {key_of(node)[0] for nodes in (*every, *bodies) for node in nodes}
-    ours, theirs = _stated(a.proto, used, {}), _stated(b.proto, used, _back(names or {}))
+    ours, theirs = _stated(a.proto, used, {}), _stated(b.proto, used, names or {})
     stated = [
         Change(what, decoded(name), ours.get((what, name)), theirs.get((what, name)))
         for what, name in {**ours, **theirs}
@@ -85,17 +85,13 @@ def _weight_changes(a: LoadedModel, b: LoadedModel, left: _Weights, right: _Weig
     held = [{digest for digest, _ in side.values()} for side in (left, right)]
     for name in sorted(left.keys() | right.keys()):
         (one, ours), (two, theirs) = (side.get(name, ("", None)) for side in (left, right))
-        kinds = ours and _kind_of(ours), theirs and _kind_of(theirs)
+        kind, other = (each and str(TensorType(each.data_type, tuple(each.dims))) for each in (ours, theirs))
         if ours is None or theirs is None:
             if (one or two) not in held[theirs is None]:
-                yield Change("weight", name, *kinds)
+                yield Change("weight", name, kind, other)
         elif one != two:
             values = read_tensor(a, ours), read_tensor(b, theirs)
-            yield Change("weight", name, *kinds, apart(*values) if kinds[0] == kinds[1] else "")
-
-
-def _kind_of(tensor: onnx.TensorProto) -> str:
-    return str(TensorType(tensor.data_type, tuple(tensor.dims)))
+            yield Change("weight", name, kind, other, apart(*values) if kind == other else "")
 
 
 def apart(a: Array, b: Array) -> str:
@@ -116,11 +112,11 @@ def apart(a: Array, b: Array) -> str:
 # -- declarations ----------------------------------------------------------------------------------------------------
 
 
-def _stated(proto: onnx.ModelProto, used: set[str], back: Mapping[str, str]) -> dict[tuple[str, str], str]:
-    """Kind and name of an entry to what it says; `used` are the domains of operators, `back` names read as others."""
+def _stated(proto: onnx.ModelProto, used: set[str], names: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """Kind and name of an entry to what it says; `used` are the domains of operators."""
     producer = f"{decoded(proto.producer_name)} {decoded(proto.producer_version)}".strip()
     about = {"IR version": str(proto.ir_version), "producer": producer, "graph": decoded(proto.graph.name)}
-    signature = {what: _signature(proto, what, back) for what in _SIGNATURE}
+    signature = {what: _signature(proto, what, names) for what in _SIGNATURE}
     return {
         **{(what, name): _declared(*each) for what in _SIGNATURE for name, each in signature[what].items()},
         **{("order", f"{what}s"): ", ".join(signature[what]) for what in _SIGNATURE},
@@ -133,8 +129,9 @@ def _stated(proto: onnx.ModelProto, used: set[str], back: Mapping[str, str]) -> 
     }
 
 
-def _signature(proto: onnx.ModelProto, what: str, back: Mapping[str, str]) -> dict[str, tuple[onnx.TypeProto, bool]]:
-    """Name to type, and whether there is a default."""
+def _signature(proto: onnx.ModelProto, what: str, names: Mapping[str, str]) -> dict[str, tuple[onnx.TypeProto, bool]]:
+    """Name to type, and whether there is a default; `names` are those that are called otherwise here."""
+    back = {new: old for old, new in names.items()}
     given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
     return {back.get(value.name, value.name): (value.type, value.name in given) for value in getattr(proto.graph, what)}
 
@@ -164,11 +161,10 @@ def signature_differences(
     both declare; names of symbolic dimensions do not matter.
     """
     found: list[str] = []
-    backs: tuple[Mapping[str, str], ...] = {}, _back(names or {})
     for what in _SIGNATURE:
         ours, theirs = (
-            {name: kind for name, (kind, default) in _signature(model, what, back).items() if not default}
-            for model, back in zip((a, b), backs, strict=True)
+            {name: kind for name, (kind, default) in _signature(model, what, called).items() if not default}
+            for model, called in ((a, {}), (b, names or {}))
         )
         for name in {**ours, **theirs}:
             if name not in ours or name not in theirs or not _agree(ours[name], theirs[name]):
@@ -184,7 +180,3 @@ def _agree(a: onnx.TypeProto, b: onnx.TypeProto) -> bool:
     ours, theirs = ((kind.elem_type or None, kind.rank, *(kind.shape or ())) for kind in (type_of(a), type_of(b)))
     known = zip(ours, theirs, strict=False)
     return all(one == two for one, two in known if isinstance(one, int) and isinstance(two, int))
-
-
-def _back(names: Mapping[str, str]) -> dict[str, str]:
-    return {new: old for old, new in names.items()}

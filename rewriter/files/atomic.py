@@ -2,12 +2,13 @@
 
 Every file is written under a hidden name beside OUT, synced, and renamed. The hidden name holds a digest of OUT's name,
 and the file is locked until its process ends: one without a lock is that of a killed run, which the next run removes
-(`sweep`); without locks (Windows, some network file systems) nothing is removed.
+(`sweep`); without locks (on some network file systems) nothing is removed.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -21,11 +22,6 @@ from typing import BinaryIO
 
 from rewriter.errors import UsageError
 from rewriter.text import quoted
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 FOLDER = ".folder"  # suffix of the hidden name of a folder
 CHUNK = 8 * 2**20
@@ -117,8 +113,6 @@ def _tag(out: Path) -> str:
 
 
 def _locked(handle: int, *, wait: bool) -> bool:
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -288,11 +288,9 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
     result = deepcopy(source.complete(source.proto))
     for tensor in iter_tensors(result):
         if is_external(tensor) and source.base_dir is not None:
-            raw = read_external(tensor, source.base_dir).tobytes()
-            tensor.ClearField("external_data")
+            tensor.raw_data = read_external(tensor, source.base_dir).tobytes()
             tensor.ClearField("data_location")
-            tensor.raw_data = raw
-        tensor.ClearField("external_data")  # the references of small tensors
+        tensor.ClearField("external_data")  # those of small tensors, too
     return result
 
 

@@ -63,9 +63,7 @@ class StagedModel:
         return self._renaming and not os.path.lexists(self.path)
 
     def commit(self) -> None:
-        """Rename the staged file to OUT, atomically and durably. A second call does nothing. Raises UsageError."""
-        if self.committed:
-            return
+        """Rename the staged file to OUT, atomically and durably. Raises UsageError."""
         # The proof may have taken hours since the first check; someone may have created OUT.
         check_output(self._out, source=self._source, force=self._force)
         for path in self._data:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -35,9 +34,7 @@ _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "o
 class Session:
     """A loaded model."""
 
-    inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    load_seconds: float
     # on another provider, the nodes on the CPU, as `Operator 'name'`; None if this onnxruntime does not report them
     cpu_nodes: tuple[str, ...] | None
     _session: Any
@@ -107,7 +104,7 @@ def _index_error(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
 
 
 def open_session(
-    model: Path | onnx.ModelProto | bytes,
+    model: Path | onnx.ModelProto,
     provider: str = "cpu",
     *,
     optimise: bool = True,
@@ -136,7 +133,6 @@ def open_session(
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:
         options.add_session_config_entry(EXTERNAL_FOLDER, str(base_dir.resolve()))
-    start = time.perf_counter()
     try:
         source = _source(model, None if known.finds_data else base_dir)
         # Without this onnxruntime silently falls back to the CPU, which would then be proved instead of the provider.
@@ -144,7 +140,10 @@ def open_session(
     except Exception as error:  # onnxruntime's exceptions share no base class
         _raise_if_out_of_memory(error)
         missing = _NO_KERNEL.search(str(error))
-        plain = None if missing is None else written_out(_proto(model), missing[1])
+        plain = None
+        if missing is not None:
+            proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+            plain = written_out(proto, missing[1])
         if plain is None:
             raise ValidationError(f"onnxruntime could not load the model: {one_line(error)}") from error
         beside = model.parent if isinstance(model, Path) else base_dir
@@ -152,9 +151,7 @@ def open_session(
         found = open_session(plain[0], provider, base_dir=beside, threads=threads, **how)
         return replace(found, defined=(*plain[1], *found.defined))
     return Session(
-        inputs=tuple(value.name for value in session.get_inputs()),
         outputs=tuple(dict.fromkeys(value.name for value in session.get_outputs())),
-        load_seconds=time.perf_counter() - start,
         cpu_nodes=() if known.name == "cpu" else _nodes_on_cpu(session),
         _session=session,
         _types={value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())},
@@ -168,20 +165,14 @@ def _raise_if_out_of_memory(error: Exception) -> None:
         raise MemoryError(one_line(error, 160)) from error
 
 
-def _source(model: Path | onnx.ModelProto | bytes, data: Path | None) -> str | bytes:
+def _source(model: Path | onnx.ModelProto, data: Path | None) -> str | bytes:
     """What onnxruntime loads; a model in memory gets the external data in a directory inside."""
     if isinstance(model, Path):
         return str(model)
     if data is not None:
-        model = deepcopy(_proto(model))
+        model = deepcopy(model)
         onnx.load_external_data_for_model(model, str(data))
-    return model if isinstance(model, bytes) else model.SerializeToString()
-
-
-def _proto(model: Path | onnx.ModelProto | bytes) -> onnx.ModelProto:
-    if isinstance(model, Path):
-        return onnx.load(model, load_external_data=False)
-    return onnx.load_model_from_string(model) if isinstance(model, bytes) else model
+    return bytes(model.SerializeToString())
 
 
 def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
@@ -209,8 +200,7 @@ def _run_bound(
     shapes, places = {value.name: value.shape for value in session.get_outputs()}, list[NDArray[Any]]()
     for name in wanted:
         like, shape = over.get(name), shapes.get(name)
-        numbers = isinstance(like, np.ndarray) and like.dtype.kind not in "OUS"
-        if like is not None and numbers and (not shape or fits(like.shape, shape)):
+        if isinstance(like, np.ndarray) and like.dtype.kind not in "OUS" and (not shape or fits(like.shape, shape)):
             places.append(_filled(like))
             binding.bind_ortvalue_output(name, _value_of(places[-1]))
         else:

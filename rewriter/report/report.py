@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ExitStatus, NothingToConvertError, UsageError, ValidationError
+from rewriter.files.atomic import write_text
 from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.text import counted
@@ -281,8 +282,6 @@ def json_text(data: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write JSON to `path`, atomically."""
-    from rewriter.files.atomic import write_text
-
     write_text(path, json_text(data))
 
 

@@ -5,38 +5,24 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from itertools import chain, repeat
-from math import isnan
+from math import isfinite, isnan
 from typing import Any
 
 from rewriter.compare import GraphDifference
 from rewriter.proof.records import Certificate
+from rewriter.proof.rule import Judgement
 from rewriter.proof.validate import Validation
 from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
 from rewriter.report.report import BlockRow, Report, loud, reach
-from rewriter.report.tables import (
-    Column,
-    Table,
-    columns,
-    converted_table,
-    folded,
-    operator_table,
-    operators,
-    region_table,
-    rule_table,
-    texts,
-    written,
-)
+from rewriter.report.tables import Cell, Column, Row, Table, columns, folded, texts, written
 from rewriter.text import clean, counted, first_of, shortened, size
 
 _MAX_FAILURES = 200
-_MEANING = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
-"""Descriptions of forms whose names do not explain them."""
 _LABEL = 10
-_STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
 Part = str | Sequence[str] | Table  # a paragraph, the entries of a list, or a table
 
 
@@ -149,7 +135,8 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
     """Label and text of each line (without `proof` of the model only); unlabelled lines continue the previous one."""
     yield from zip(chain(["blocks"], repeat("")), _converted(report.converted), strict=False)
     if report.converted:
-        yield "form", f"{report.form}{_MEANING.get(report.form, '')}; heads = neurons x heads per neuron"
+        meaning = ": activations written as their softmax over {self, bias tokens}, to be read as heads"
+        yield "form", f"{report.form}{meaning if report.form == 'local' else ''}; heads = neurons x heads per neuron"
     yield from zip(chain(["left"], repeat("")), _left(report.left), strict=False)
     if report.proof is not None and proof:
         yield from ((word.lower(), text) for _, word, text in certainty(report))
@@ -160,8 +147,8 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
     if report.files:
         yield "files", ", ".join(report.files)
     if report.made is not None:
-        steps = [(_STEPS[step], seconds) for step, seconds in report.seconds.items() if step in _STEPS]
-        yield "seconds", ", ".join(f"{step} {seconds:.1f}" for step, seconds in steps)
+        steps = [("proof" if step == "validate" else step, took) for step, took in report.seconds.items()]
+        yield "seconds", ", ".join(f"{step} {took:.1f}" for step, took in steps if step != "total")
     for note in report.notes:
         yield "note", note
 
@@ -206,6 +193,79 @@ def _left(rows: Sequence[BlockRow]) -> Iterator[str]:
         alike.setdefault(row.reason or "", []).append(row.name)
     for reason, names in alike.items():
         yield f"{folded(names)}: {reason}"
+
+
+# -- tables of both ----------------------------------------------------------------------------------------------------
+
+
+def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
+    """The blocks that become heads."""
+    heads = (
+        *(Column("block", "name"), Column("linear operators", "operators"), Column("activation")),
+        *(Column("program", "name"), *columns("count", "heads", "bias tokens"), Column("error at most", "error")),
+        Column("for"),
+    )
+
+    def row(block: BlockRow) -> Row:
+        error: Cell | float | None = Cell(0.0, "exact") if block.exact and not block.max_error else block.max_error
+        if block.measured:
+            error = Cell(block.max_error, f"{block.max_error:.1e} (measured)")
+        where = None if block.domain is None else f"|y| <= {block.domain:g}"
+        about = block.activation, block.program, block.heads, block.bias_tokens, error, where
+        return (block.name, operators(block), *about)
+
+    return Table(title, heads, tuple(map(row, rows))).filled()
+
+
+def region_table(certificate: Certificate) -> Table:
+    """The replaced activations, with their proof for every input; equal ones share a row."""
+    alike: dict[Row, list[str]] = {}
+    for each in certificate.regions:
+        bound = each.bound
+        proved = "equal, by algebra" if bound.exact else "bounded, by enclosure"
+        where = "every y" if bound.domain is None else f"|y| <= {bound.domain:g}"
+        least = None if bound.exact else bound.at_least
+        alike.setdefault((each.nodes, proved, bound.bound, least, where), []).append(each.original)
+    heads = (
+        *(Column("activation", "name"), Column("nodes", "count"), Column("proved")),
+        *(*columns("error", "error at most", "error at least"), Column("for")),
+    )
+    rows = tuple((folded(names), *row) for row, names in alike.items())
+    return Table(f"Certified {reach(certificate)}", heads, rows).filled()
+
+
+def operators(row: BlockRow) -> str:
+    """`MatMul 32x128 -> 128x32` where both operators are of one kind, else both in full."""
+    kind, _, size = row.first.partition(" ")
+    other, _, second = row.second.partition(" ")
+    both = (row.first, second if kind == other and size and second else row.second)
+    return " -> ".join(part for part in both if part)
+
+
+def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
+    """The rule, output by output; providers are named if there are several."""
+    errors = columns("error", "max abs", "error", "rounding", "allowed")
+    heads = (Column("output", "name"), Column("provider"), *errors, *columns("text", "rule", "verdict"))
+
+    def row(provider: str, each: Judgement) -> Row:
+        verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
+        if each.holds and each.proves_nothing and not tolerated:
+            verdict = Cell("proves nothing")
+        rule = "the tolerance given" if tolerated else "16 x rounding"
+        shares = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
+        return (each.name, provider if len(proof.providers) > 1 else None, each.max_abs, *shares, rule, verdict)
+
+    title = "Errors as shares of the output's norm; with a tolerance, in its units"
+    rows = tuple(row(name, each) for name, run in proof.providers.items() for each in run.compared.values())
+    return Table(title, heads, rows).filled()
+
+
+def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table:
+    """Operators whose number changed, the largest changes first."""
+    counts = [(name, before.get(name, 0), after.get(name, 0)) for name in {*before, *after}]
+    changed = sorted((row for row in counts if row[1] != row[2]), key=lambda row: (-abs(row[2] - row[1]), row[0]))
+    heads = (Column("operator", "name"), *columns("count", "before", "after"), Column("change", "change"))
+    return Table("Operators whose number changed", heads, tuple((*row, row[2] - row[1]) for row in changed))
 
 
 # -- given models: comparisons and certificates -----------------------------------------------------------------------

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import rich.box
@@ -44,10 +44,10 @@ class Console:
     def width(self) -> int:
         return self._out.width if self._out.is_terminal else _NARROW
 
-    def part(self, part: str | Sequence[str] | Table) -> None:
+    def part(self, part: str | Sequence[str] | Table, style: str = "") -> None:
         if not isinstance(part, Table):
             for text in [part] if isinstance(part, str) else [f"  {each}" for each in part]:
-                self.line(text)
+                self.line(text, style)
             return
         # A table's cells are padded to their column; in a pipe, trailing blanks are removed.
         with self._out.capture() as capture:
@@ -68,14 +68,9 @@ class Console:
         for failure in (*shown, *more):
             self.line(failure, "red", always=True)
 
-    @contextmanager
-    def progress(self) -> Iterator[Callback]:
+    def progress(self) -> AbstractContextManager[Callback]:
         """Show progress on standard error while the block runs."""
-        if self.quiet:
-            yield lambda _what, _done, _total: None
-            return
-        with shown(self._err) as show:
-            yield show
+        return nullcontext(lambda _what, _done, _total: None) if self.quiet else shown(self._err)
 
 
 def drawn(table: Table) -> rich.table.Table:
@@ -171,10 +166,7 @@ def show(
 ) -> None:
     """Print a result about given models: parts with their styles, problems, the verdict and how long it took."""
     for part, style in parts:
-        if isinstance(part, str):
-            console.line(part, style)
-        else:
-            console.part(part)
+        console.part(part, style)
     console.failures(found.problems, where)
     style = "bold red" if not found else "bold yellow" if found.summary.startswith("AGREES") else "bold green"
     console.line(f"{found.summary}, in {seconds:.1f} s", style)

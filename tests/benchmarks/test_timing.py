@@ -47,7 +47,7 @@ def test_runs_at_the_start_of_a_turn_do_not_count() -> None:
 def test_models_in_processes(tmp_path: Path) -> None:
     path, done = tmp_path / "model.onnx", list[tuple[int, int]]()
     onnx.save(mlp(SILU), path)
-    with started({"file": path, "bytes": path.read_bytes()}, "cpu", 1) as processes:
+    with started({"file": path, "proto": mlp(SILU)}, "cpu", 1) as processes:
         children = [process.child for process in processes.values()]
         found = measure(processes, {"x": X}, 3, lambda *each: done.append(each), seconds=0.0)
         assert len({child.pid for child in children}) == 2
@@ -57,17 +57,19 @@ def test_models_in_processes(tmp_path: Path) -> None:
             assert process.known["peak_bytes"] is None or process.known["peak_bytes"] >= 0
         with pytest.raises(ValidationError, match=r"^file: onnxruntime could not run the model: "):
             processes["file"].turn({"x": X[..., :2]}, 0.0)
-        processes["bytes"].child.kill()
-        processes["bytes"].child.wait()
-        with pytest.raises(ValidationError, match=r"^bytes: its process was ended by SIGKILL"):
-            processes["bytes"].turn({"x": X}, 0.0)
+        processes["proto"].child.kill()
+        processes["proto"].child.wait()
+        with pytest.raises(ValidationError, match=r"^proto: its process was ended by SIGKILL"):
+            processes["proto"].turn({"x": X}, 0.0)
     assert done == [(1, 3), (2, 3), (3, 3)]
-    assert {name: len(seconds) for name, seconds in found.items()} == {"file": 3, "bytes": 3}
+    assert {name: len(seconds) for name, seconds in found.items()} == {"file": 3, "proto": 3}
     assert all(each > 0.0 for seconds in found.values() for each in seconds)
     assert all(child.poll() is not None for child in children), "no process is left"
 
 
-def test_a_model_that_does_not_load() -> None:
+def test_a_model_that_does_not_load(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"not a model")
     expected = pytest.raises(ValidationError, match=r"^broken: onnxruntime could not load the model: ")
-    with expected, started({"broken": b"not a model"}, "cpu", 1):
+    with expected, started({"broken": path}, "cpu", 1):
         pass

@@ -14,7 +14,8 @@ pytest.importorskip("olive", reason="needs olive-ai, which needs a separate envi
 
 from olive.workflows import run
 
-from rewriter.adapters.olive_pass import REPORT, package_config
+from rewriter.adapters.olive_pass import package_config
+from rewriter.api.rewriting import REPORT
 from tests.oracle import evaluate
 from tests.textmodels import SILU, mlp, text_model
 

@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import pytest
 
 from rewriter import rewrite
 from rewriter.files.atomic import check_new_folder, copied_folder, sweep
 from tests.conftest import slow
 from tests.faults.killing import killed_everywhere
 from tests.textmodels import SILU, mlp
-
-pytest.importorskip("fcntl")
 
 WHOLE = {"model.onnx", "sub", "sub/same.onnx", "sub/same.data", "config.json", "attnonly-report.json"}
 

@@ -1,5 +1,7 @@
 """What a killed run left is removed by the next run for the same OUT, and nothing else is."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -9,8 +11,6 @@ from rewriter.files.atomic import FOLDER, hidden, sweep, write_text
 from rewriter.files.load import load_model
 from rewriter.files.save import staged_output
 from tests.cases import names
-
-pytest.importorskip("fcntl")
 
 SUFFIXES = (".onnx", ".data", ".tmp", FOLDER)
 
@@ -65,7 +65,11 @@ def test_nothing_else_is_removed(tmp_path: Path) -> None:
 
 def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = killed(tmp_path / "out.onnx", ".onnx")
-    monkeypatch.setattr("rewriter.files.atomic.fcntl", None)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("rewriter.files.atomic.fcntl.flock", refuse)
     write_text(tmp_path / "out.onnx", "new")
     assert names(tmp_path) == {"out.onnx", left.name}
 

@@ -50,7 +50,6 @@ def test_staged_file_is_complete_before_commit(inline: LoadedModel, elsewhere: P
         assert staged.size == staged.path.stat().st_size == load_model(staged.path).size
         assert not out.exists()
         staged.commit()
-        staged.commit()
         assert names(elsewhere) == {"out"}
     assert np.array_equal(answer(out), WEIGHTS)
     assert out.read_bytes() == inline.proto.SerializeToString(deterministic=True)

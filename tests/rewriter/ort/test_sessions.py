@@ -27,12 +27,11 @@ X = np.array([1, 2.5], np.float32)
 def test_run(tmp_path: Path, optimise: bool) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(MODEL, path)
-    for source in (path, MODEL, MODEL.SerializeToString()):
+    for source in (path, MODEL):
         session = open_session(source, optimise=optimise)
-        assert (session.inputs, session.outputs) == (("x",), ("y", "z"))
+        assert session.outputs == ("y", "z")
         assert list(session.run({"x": X})) == ["y", "z"]
         np.testing.assert_array_equal(session.run({"x": X}, ["y"])["y"], 2 * X)
-        assert session.load_seconds > 0
         assert session.cpu_nodes == ()
 
 
@@ -83,9 +82,8 @@ def test_external_data_of_a_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return session_class(model, *args, **options)
 
     monkeypatch.setattr(load_onnxruntime(), "InferenceSession", opened)
-    for source in (proto, proto.SerializeToString()):
-        session = open_session(source, base_dir=tmp_path)
-        assert session.run({"x": np.zeros(4, np.float32)})["y"].tolist() == [0, 1, 2, 3]
+    session = open_session(proto, base_dir=tmp_path)
+    assert session.run({"x": np.zeros(4, np.float32)})["y"].tolist() == [0, 1, 2, 3]
     assert all(b"w.bin" not in each for each in given)
     assert b"w.bin" in proto.SerializeToString(), "the caller's model is unchanged"
 

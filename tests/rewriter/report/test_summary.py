@@ -10,8 +10,8 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.report.html import render
-from rewriter.report.sections import summary
-from rewriter.report.tables import converted_table, folded
+from rewriter.report.sections import converted_table, summary
+from rewriter.report.tables import folded
 from tests.committed import FOLDER
 from tests.conftest import Ran, slow
 from tests.textmodels import ERF_GELU, SILU, mlp

@@ -23,7 +23,6 @@ from tests.counting import Clock
         (1.234, "ratio", "1.23"),
         (1024, "count", "1,024"),
         (-3, "change", "-3"),
-        (0.5, "share", "50.0 %"),
     ],
 )
 def test_numbers(value: float | None, kind: Kind, text: str) -> None:
