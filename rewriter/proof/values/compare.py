@@ -506,7 +506,7 @@ class _Pair:
         read = {key: table for each in b for key, table in each.partial.items() if key not in known}
         read = {key: table for key, table in read.items() if not (key in self.cover and self.cover[key].all())}
         if read:
-            ours = {*map(content, self.a.constants())}
+            ours = {*map(content, self.a.constants().values())}
             read = {key: table for key, table in read.items() if key not in ours}
         return dict(read.values())
 

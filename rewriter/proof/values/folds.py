@@ -26,7 +26,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content
-from rewriter.graph.view import constant_of, label
+from rewriter.graph.view import label
 from rewriter.text import one_line, quoted
 
 ULPS = 4.0
@@ -52,9 +52,9 @@ class Fold:
 
 def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, Fold]:
     """The constants of B that A lacks and that are roundings; `computed` is what A computes of constants, by name."""
-    ours = _float32(constants_of(a))
+    ours = _float32(a.constants())
     known = Contents(ours.values())
-    lost = {name: y for name, y in _float32(constants_of(b)).items() if _rounds(y) and not known.has(y)}
+    lost = {name: y for name, y in _float32(b.constants()).items() if _rounds(y) and not known.has(y)}
     if not lost:
         return {}
     made = {name: x for name, x in _float32(computed).items() if name not in ours}
@@ -65,7 +65,7 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
 
 def products(program: Program) -> list[Product]:
     """Products and quotients of two scalars of a model, such as scales that a tool merges into one or an attribute."""
-    every = {float(abs(x.reshape(-1)[0])) for x in constants_of(program).values() if is_float(x) and x.size == 1}
+    every = {float(abs(x.reshape(-1)[0])) for x in program.constants().values() if is_float(x) and x.size == 1}
     numbers = sorted(x for x in every if math.isfinite(x) and x not in (0.0, 1.0))[:_SCALARS]
     found: dict[float, Product] = {}
     for a in numbers:
@@ -80,13 +80,6 @@ def products(program: Program) -> list[Product]:
 def _product(a: float, b: float, field: Field, *, inverse: bool) -> int:
     left, right = (field.lift(np.float32(each)).entries for each in (a, b))
     return int(field.mul(left, field.inv(right) if inverse else right))
-
-
-def constants_of(program: Program) -> dict[str, Array]:
-    """The constants of the main graph that are not text, by name."""
-    stated = {node.output[0]: program.constant(node) for node in program.graph.node if constant_of(node) is not None}
-    every = {**program.weights(program.graph), **stated}
-    return {name: x for name, x in every.items() if x.size and x.dtype.kind not in "OUS"}
 
 
 def _float32(constants: Mapping[str, Any]) -> dict[str, Array]:
@@ -278,8 +271,7 @@ class _ConstantIndex:
     @cached_property
     def _biases(self) -> dict[int, list[_Bias]]:
         """What a bias becomes in an affine node: none, and each vector that the node before it reads."""
-        makers = {name: node for node in self._program.graph.node for name in node.output}
-        found: dict[int, list[_Bias]] = {}
+        makers, found = self._program.makers, dict[int, list[_Bias]]()
         for affine, data in self._affine:
             given = {"no bias": np.zeros(affine.size, np.float32)}
             for name in makers[data].input if data in makers else ():

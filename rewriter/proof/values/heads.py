@@ -58,7 +58,6 @@ from rewriter.proof.values.walk import (
     Walk,
     aligned,
     in_field,
-    makers_of,
     wide,
 )
 
@@ -186,13 +185,12 @@ class Replacing(Fingerprints):
         self.gaps: dict[str, set[int]] = {}  # by softmax, how far masked scores are below their row's first
         self._regions = regions or {}
         self._leaves = {name for each in self._regions.values() for name in each.leaves}
-        self._makers = makers_of(program)
         self._values: dict[str, Value] = {}
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region, and note what masks a softmax. Raises Unsupported where F_A is not what A computes."""
         super().computed(node, name, environment)
-        if self._makers.get(name) is not node:
+        if self.program.makers.get(name) is not node:
             return  # a part of an operator's definition, which may have any name
         for each in {*node.input, name} & self._leaves:
             self._values[each] = environment[each]

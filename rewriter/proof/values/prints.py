@@ -47,6 +47,8 @@ class Fingerprints(Evaluator):
         super().__init__(program, field, feeds, **options)
         self.field, self.keep, self.cover = field, keep, {} if cover is None else cover
         self._printing = printing
+        # Tables of which this size may read only a part, by content: name and shape.
+        self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.kept: dict[str, Any] = {}

@@ -28,7 +28,6 @@ from rewriter.evaluate.nodes import CONTROL
 from rewriter.evaluate.scalar import is_far, is_last
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
-from rewriter.graph.walk import iter_nodes
 from rewriter.proof.certificate.expressions import (
     BUILDERS,
     CUBIC,
@@ -77,17 +76,12 @@ class Lost(Exception):  # noqa: N818 - says what was not found
     """An entry is not seen to be a function of the leaves."""
 
 
-def makers_of(program: Program) -> dict[str, onnx.NodeProto]:
-    """Tensor to the node that computes it, bodies included."""
-    return {name: node for node in iter_nodes(program.graph.node) for name in node.output if name}
-
-
 class Kept(Fingerprints):
     """An evaluation whose tensors are all kept, at a small size; of a loop, those of the first round."""
 
     def __init__(self, program: Program, field: Field, feeds: Mapping[str, Array], **options: Any) -> None:
         super().__init__(program, field, feeds, **options)
-        self.makers = makers_of(program)
+        self.makers = program.makers
         self.values: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
