@@ -534,11 +534,16 @@ class Floats:
 Arithmetic = Field | Floats
 
 
-def integers(x: Any) -> list[int]:
-    """The elements of a tensor that is a shape, an axis or an index. Raises Unsupported where data decides them."""
+def plain(x: Any) -> Array:
+    """An index, or another operand that data must not decide. Raises Unsupported where it does."""
     if isinstance(x, Value):
         raise Unsupported("data decides a shape or an index")
-    return [int(each) for each in np.asarray(x).reshape(-1)]
+    return np.asarray(x)
+
+
+def integers(x: Any) -> list[int]:
+    """The elements of a tensor that is a shape, an axis or an index. Raises Unsupported where data decides them."""
+    return [int(each) for each in plain(x).reshape(-1)]
 
 
 def lifted(arithmetic: Arithmetic, operands: Sequence[Any]) -> list[Array]:

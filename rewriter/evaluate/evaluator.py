@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,20 +57,14 @@ class Weights(Mapping[str, Array]):
     """Initializers by name. Small ones are kept; of large ones the last few, since evaluations go in step."""
 
     def __init__(self, model: LoadedModel, tensors: Mapping[str, onnx.TensorProto]) -> None:
-        self._model, self._tensors = model, tensors
-        self._small: dict[str, Array] = {}
-        self._large: dict[str, Array] = {}
+        def read(name: str) -> Array:
+            return _read(model, tensors[name])
+
+        self._tensors, self._small, self._large = tensors, cache(read), lru_cache(_MAX_HELD)(read)
 
     def __getitem__(self, name: str) -> Array:
-        for kept in (self._small, self._large):
-            if name in kept:
-                return kept[name]
-        found = _read(self._model, self._tensors[name])
-        kept = self._small if found.size <= _MAX_SMALL else self._large
-        if len(self._large) >= _MAX_HELD and kept is self._large:
-            del self._large[next(iter(self._large))]
-        kept[name] = found
-        return found
+        small = math.prod(self._tensors[name].dims) <= _MAX_SMALL
+        return self._small(name) if small else self._large(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -18,14 +18,15 @@ from rewriter.evaluate.table import MICROSOFT, Call, operator
 # -- reductions
 
 
-def _axes(call: Call, x: Value, axes: Any) -> tuple[int, ...]:
+def axes_of(call: Call, x: Value, axes: Any) -> tuple[int, ...]:
+    """The axes that a reduction is over, counted from the front."""
     stated = call.integers("axes", axes)
     if not stated:
         return () if call.get("noop_with_empty_axes", 0) else tuple(range(x.ndim))
     return tuple(sorted(axis % x.ndim for axis in stated))
 
 
-def _flat(t: Array, axes: Sequence[int]) -> Array:
+def flat(t: Array, axes: Sequence[int]) -> Array:
     """Axes as one, the last."""
     kept = [size for place, size in enumerate(t.shape) if place not in axes]
     count = math.prod(t.shape[axis] for axis in axes)
@@ -33,13 +34,13 @@ def _flat(t: Array, axes: Sequence[int]) -> Array:
 
 
 def _shaped(call: Call, reduced: Array, axes: tuple[int, ...]) -> Array:
-    """What is left of `_flat` axes, with or without them."""
+    """What is left of `flat` axes, with or without them."""
     return np.expand_dims(reduced, axes) if call.get("keepdims", 1) else reduced
 
 
 @operator("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum")
 def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
-    f, kind, places, keep = call.f, call.kind, _axes(call, x, axes), bool(call.get("keepdims", 1))
+    f, kind, places, keep = call.f, call.kind, axes_of(call, x, axes), bool(call.get("keepdims", 1))
     entries = x.entries
     if kind in ("ReduceSumSquare", "ReduceL2"):
         entries = f.mul(entries, entries)
@@ -57,33 +58,33 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
 
 @operator("ReduceProd")
 def _reduced_product(call: Call, x: Value, axes: Any = None) -> Any:
-    f, places = call.f, _axes(call, x, axes)
-    factors = np.moveaxis(_flat(x.entries, places), -1, 0)
+    f, places = call.f, axes_of(call, x, axes)
+    factors = np.moveaxis(flat(x.entries, places), -1, 0)
     made = functools.reduce(f.mul, factors, np.ones_like(x.entries, shape=factors.shape[1:]))
     return Value(_shaped(call, made, places), whole=x.whole)
 
 
 @operator("ReduceMax", "ReduceMin")
 def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
-    places, largest = _axes(call, x, axes), call.kind == "ReduceMax"
-    order = _flat(call.f.order(x.entries), places)
+    places, largest = axes_of(call, x, axes), call.kind == "ReduceMax"
+    order = flat(call.f.order(x.entries), places)
     if x.masks is not None:  # the largest is one with the fewest masking constants, the smallest one with the most
-        masks = _flat(x.masks, places)
+        masks = flat(x.masks, places)
         most = (masks.min if largest else masks.max)(-1, keepdims=True)
         order = np.where(masks == most, order, order.dtype.type(0 if largest else 2**64 - 1))
     picked = (order.argmax if largest else order.argmin)(-1)[..., None]
 
     def pick(t: Array) -> Array:
-        return _shaped(call, np.take_along_axis(_flat(t, places), picked, -1)[..., 0], places)
+        return _shaped(call, np.take_along_axis(flat(t, places), picked, -1)[..., 0], places)
 
     return call.move(x, pick)
 
 
 @operator("ReduceLogSumExp")
 def _log_sum_exp(call: Call, x: Value, axes: Any = None) -> Any:
-    places = _axes(call, x, axes)
-    masks = None if x.masks is None else _flat(x.masks, places)
-    anchor, _, total = _exponentials(call, _flat(x.entries, places), masks)
+    places = axes_of(call, x, axes)
+    masks = None if x.masks is None else flat(x.masks, places)
+    anchor, _, total = _exponentials(call, flat(x.entries, places), masks)
     return Value(_shaped(call, call.f.add(anchor, call.f.log(total))[..., 0], places))
 
 

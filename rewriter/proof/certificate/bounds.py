@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from flint import arb, arb_series, ctx, fmpq
 
-from rewriter.proof.certificate.arithmetic import Algebra, Interval, Intervals, Taylor, Undecided, evaluate
+from rewriter.proof.certificate.arithmetic import Algebra, Intervals, Taylor, Undecided, evaluate
 from rewriter.proof.certificate.expressions import Expression, Kink, on_piece, ordered, rational
 
 SLACK = 1.0001
@@ -42,12 +42,8 @@ class _Piece(NamedTuple):
     parts: tuple[Expression, ...]
     steep: int
 
-    @property
-    def cell(self) -> Cell:
-        return -math.inf, self.low, self.high, self
 
-
-Cell = tuple[float, fmpq, fmpq, _Piece]
+_Cell = tuple[float, fmpq, fmpq, _Piece]
 """Minus an upper bound, so that the worst cell comes first in a heap; its ends; and the piece that it is in."""
 
 
@@ -133,7 +129,7 @@ class _Search:
                     return self.lower
                 if self.undefined is not None:
                     return math.inf
-        upper = self._refined(sorted(piece.cell for piece in pieces), limit)
+        upper = self._refined(sorted((-math.inf, each.low, each.high, each) for each in pieces), limit)
         return max([upper, *(self._at_point(root) for root in sorted(self.roots))])
 
     def piece(self, low: fmpq, high: fmpq) -> _Piece:
@@ -153,7 +149,7 @@ class _Search:
             except Kink as kink:
                 pending += [(low, kink.at), (kink.at, high)]
 
-    def _refined(self, heap: list[Cell], limit: float) -> float:
+    def _refined(self, heap: list[_Cell], limit: float) -> float:
         while heap:
             upper, low, high, piece = heap[0]
             middle = _middle(low, high)
@@ -181,7 +177,11 @@ class _Search:
 
     def by_series(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """An upper bound on one cell, whose centre may raise the lower one. Raises Undecided."""
-        a, gap = _series(piece, low, high)
+        middle, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
+        balls = middle, arb(middle.mid(), radius + middle.rad())
+        centre, cell = (evaluate(piece.parts, Taylor(each)) for each in balls)
+        a = _Series(centre[piece.a], cell[piece.a], radius)
+        gap = _Series(centre[piece.b] - centre[piece.a], cell[piece.b] - cell[piece.a], radius)
         self._found(gap.centre[0], a.centre[0], (low + high) / 2)
         upper = _quotient(gap.most(), abs(a.cell[0]).lower())
         if upper > self.lower and abs(a.cell[0]) > 1:
@@ -190,7 +190,9 @@ class _Search:
 
     def by_intervals(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """The same; only at a single number the lower bound may rise. Raises Undecided."""
-        a, gap = _interval(piece, low, high)
+        values = evaluate(piece.parts, Intervals(low, high))
+        a, b = values[piece.a], values[piece.b]
+        gap = b[0] - a[1], b[1] - a[0]
         if low == high:
             self._found(arb.union(*gap), arb.union(*a), low)
         return _quotient(
@@ -229,23 +231,6 @@ class _Search:
         except Undecided:
             return False
         return algebra.equal(values[piece.a], values[piece.b])
-
-
-def _interval(piece: _Piece, low: fmpq, high: fmpq) -> tuple[Interval, Interval]:
-    """F_A and F_B - F_A on a cell, in the working precision of the caller. Raises Undecided."""
-    values = evaluate(piece.parts, Intervals(low, high))
-    a, b = values[piece.a], values[piece.b]
-    return a, (b[0] - a[1], b[1] - a[0])
-
-
-def _series(piece: _Piece, low: fmpq, high: fmpq) -> tuple[_Series, _Series]:
-    """F_A and F_B - F_A on a cell, in the working precision of the caller. Raises Undecided."""
-    middle, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
-    balls = middle, arb(middle.mid(), radius + middle.rad())
-    (a, b), (c, d) = (
-        (values[piece.a], values[piece.b]) for values in (evaluate(piece.parts, Taylor(x)) for x in balls)
-    )
-    return _Series(a, c, radius), _Series(b - a, d - c, radius)
 
 
 @dataclass(frozen=True)

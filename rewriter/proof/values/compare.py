@@ -29,21 +29,21 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import GraphView, Place, all_views
 from rewriter.graph.walk import iter_nodes
+from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.inputs.specs import Kind
-from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
+from rewriter.proof.records import TOPS, UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
     WRAPPERS,
-    Allowed,
     Region,
     Regions,
     Replacing,
     allowance,
-    bounded,
+    distance,
     linear_leaf,
     proposals,
 )
@@ -279,12 +279,12 @@ class _Pair:
     def _departing(self, reading: Reading, case: Case, *, isolate: bool) -> Departure:
         modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
 
-        def evaluate(program: Program, keep: Sequence[str] | None, replaced: Mapping[str, Value]) -> Fingerprints:
+        def evaluate(program: Program, replaced: Mapping[str, Value], *, keep: bool = False) -> Fingerprints:
             field = reading.field(modulus, key, () if program is self.a else self._products)
             options = {"printing": True, "keep": keep, "replaced": replaced}
             return self._evaluated(program, [field], [case], reading, **options)[0][0]
 
-        a, b = evaluate(self.a, (), {}), evaluate(self.b, (), {})
+        a, b = evaluate(self.a, {}), evaluate(self.b, {})
 
         def same(name: str) -> bool:
             return name not in a.prints or name not in b.prints or a.prints[name].exact == b.prints[name].exact
@@ -293,7 +293,7 @@ class _Pair:
         self._about = next((each.output for each in wrong), self._about)
         if not isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
-        return isolated(lambda values: evaluate(self.a, (), values), evaluate(self.b, None, {}))
+        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=True))
 
     def _equal(
         self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...]
@@ -393,16 +393,14 @@ class _Pair:
         if found.forgotten:
             self._reason = f"what masks the scores of '{found.forgotten[0]}' is smaller than a score may be"
             return None
-        regions = bounded(found.regions.values(), self._allowed)
-        for region in regions:
-            if region.bound is None or not region.bound.holds:
-                reason = "" if region.bound is None else region.bound.reason
-                self._reason, self._about = f"{reason} (the activation {region.output})", region.output
-                beyond = region.bound is not None and region.bound.at_least > region.bound.limit
-                if beyond and self._takes_every_number(region.leaves[0]):
+        bounds = [(region, self._distance(region)) for region in found.regions.values()]
+        for region, bound in bounds:
+            if not bound.holds:
+                self._reason, self._about = f"{bound.reason} (the activation {region.output})", region.output
+                if bound.at_least > bound.limit and self._takes_every_number(region.leaves[0]):
                     self._refuted = region.output
                 return None
-        return tuple(map(self._certified, regions))
+        return tuple(self._certified(*each) for each in bounds)
 
     def _view_of(self, name: str) -> GraphView:
         return next((each for each in self._views if each.made_by(name) is not None), self._views[0])
@@ -426,15 +424,15 @@ class _Pair:
     def _elem_type(self, name: str) -> int:
         return self._view_of(name).type_of(name).elem_type or onnx.TensorProto.FLOAT
 
-    def _allowed(self, region: Region) -> Allowed:
+    def _distance(self, region: Region) -> Bound:
         named = [region.output]  # and what only lays it out in another way
         for name in named:
             named += [node.output[0] for node in self._view_of(name).readers(name) if node.op_type in WRAPPERS]
         claim = next((self._claims[place] for place in map(self._place, named) if place in self._claims), None)
-        return allowance(claim, self._elem_type(region.output), self._elem_type(region.leaves[0]), self._limit)
+        elem_types = [self._elem_type(each) for each in (region.output, region.leaves[0])]
+        return distance(region, *allowance(claim, elem_types, self._limit), TOPS[elem_types[1]])
 
-    def _certified(self, region: Region) -> CertifiedRegion:
-        assert region.bound is not None  # noqa: S101 - of `bounded`
+    def _certified(self, region: Region, bound: Bound) -> CertifiedRegion:
         value, (path, output) = linear_leaf(region), self._place(region.output)
         leaves = [self._place(each)[1] for each in region.leaves]
         return CertifiedRegion(
@@ -445,7 +443,7 @@ class _Pair:
             linear_in=None if value is None else leaves[value],
             elem_type=self._elem_type(region.output),
             nodes=len(ordered(region.rewritten)),
-            bound=region.bound,
+            bound=bound,
             functions=tuple(tuple(listing(wide(each))) for each in (region.original, region.rewritten)),
             tokens=self._most,
         )
@@ -489,7 +487,7 @@ class _Pair:
     @cached_property
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
-        run = Fingerprints(self.a, Field(draw_prime(), secrets.token_bytes(16)), self.points[0].feeds, keep=None)
+        run = Fingerprints(self.a, Field(draw_prime(), secrets.token_bytes(16)), self.points[0].feeds, keep=True)
         in_step([run])
         return folded(self.a, self.b, {n: x for n, x in run.kept.items() if isinstance(x, np.ndarray)})
 

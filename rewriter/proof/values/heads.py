@@ -7,7 +7,7 @@ weights inside the heads, their masks, their layout and their output projection 
 1. `proposals` reads F_A and F_B at one small size, by following an entry backwards (`rewriter.proof.values.walk`).
 2. `Replacing` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
    note how far below its row's first score each masked score is (`Regions.unmasked`).
-3. `bounded` encloses |F_B - F_A| for every real y, by ball arithmetic.
+3. `distance` encloses |F_B - F_A| for every real y, by ball arithmetic.
 
 What has to be trusted: that A' has the same values as B, and the enclosures of F_A and F_B. A wrong walk, name or plan
 can only leave a pair undecided, because a wrong F_A is not what A computes, and a wrong F_B not what B does.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -46,7 +46,7 @@ from rewriter.proof.certificate.expressions import (
     sub,
     total,
 )
-from rewriter.proof.records import CEILINGS, TOPS, UNCLAIMED, Claimed
+from rewriter.proof.records import CEILINGS, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import (
     COMPARISONS,
@@ -58,6 +58,7 @@ from rewriter.proof.values.walk import (
     Walk,
     aligned,
     in_field,
+    unraveled,
     wide,
 )
 
@@ -65,8 +66,8 @@ MOST_LEAVES = 2
 _DEEPEST = 100_000
 _MOST_PLACES = 400
 """Places of a tensor of B that are tried for one row of weights."""
-_DOMAINS = (512.0, 508.0)
-"""What is tried where a function does not hold everywhere: how far the programs of this tool reach."""
+_DOMAINS = (None, 512.0, 508.0)
+"""What is tried: all numbers and, where a function does not hold for these, how far the programs of this tool reach."""
 _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
 _EXACT = 1e-15
@@ -93,29 +94,19 @@ class Region:
     leaves: tuple[str, ...]  # tensors of A that it is a function of: the pre-activation, or both operands of a gate
     original: Expression  # F_A, of `leaf(0)` and `leaf(1)`
     rewritten: Expression  # F_B
-    bound: Bound | None = None  # what was proved about their distance; None until it was asked for
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """What a region is held to."""
+def allowance(claim: Claimed | None, elem_types: Sequence[int], limit: float) -> tuple[float, Sequence[float | None]]:
+    """The largest |F_B - F_A| / max(1, |F_A|) of a region, and the largest |y| for that, None for all; tried in turn.
 
-    limit: float = UNCLAIMED  # the largest |F_B - F_A| / max(1, |F_A|)
-    top: fmpq = TOPS[onnx.TensorProto.FLOAT]  # the largest finite number of the leaf's type
-    domains: tuple[float | None, ...] = (None, *_DOMAINS)  # the largest |y| for that, None for all; tried in turn
-
-
-def allowance(claim: Claimed | None, activation: int, pre_activation: int, limit: float) -> Allowed:
-    """What a region of these element types is held to; `limit` is that of one without a claim.
-
-    A claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no file
-    sets its own limit.
+    `limit` is that of a region without a claim, `elem_types` are those of the activation and the pre-activation. A
+    claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no
+    file sets its own limit.
     """
-    top = TOPS[pre_activation]
     if claim is None:
-        return Allowed(limit, top)
-    ceilings = (CEILINGS.get(each, 0.0) for each in (activation, pre_activation))
-    return Allowed(min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, top, (claim.domain,))
+        return limit, _DOMAINS
+    ceilings = (CEILINGS.get(each, 0.0) for each in elem_types)
+    return min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
 
 
 @dataclass(frozen=True)
@@ -196,8 +187,7 @@ class Replacing(Fingerprints):
             self._values[each] = environment[each]
         region = self._regions.get(name)
         if region is not None:
-            leaves = {leaf(place): self._values[each].entries for place, each in enumerate(region.leaves)}
-            environment[name] = _replaced(self.field, region, leaves, environment[name])
+            environment[name] = _replaced(self.field, region, self._values, environment[name])
             if name in self._leaves:
                 self._values[name] = environment[name]
         if node.op_type in ("Softmax", "Exp") and name == node.output[0]:
@@ -221,8 +211,9 @@ class Replacing(Fingerprints):
             self.gaps.setdefault(name, set()).update(np.unique(found).tolist())
 
 
-def _replaced(f: Field, region: Region, leaves: Mapping[Expression, Array], value: Value) -> Value:
-    """What F_B is. Raises Unsupported where the tensor is not F_A."""
+def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
+    """What F_B is, of the values of the leaves. Raises Unsupported where the tensor is not F_A."""
+    leaves = {leaf(place): values[name].entries for place, name in enumerate(region.leaves)}
     if not np.array_equal(np.broadcast_to(in_field(f, region.original, leaves), value.shape), value.entries):
         raise Unsupported(f"the activation {region.output} is not the function that was read")
     return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
@@ -435,8 +426,7 @@ class _Reader(Kept):
                 continue
             try:
                 region = self._read(name, leaves, layer)
-                values = {leaf(place): self.values[each].entries for place, each in enumerate(leaves)}
-                new = {name: _replaced(self.field, region, values, self.values[name])}
+                new = {name: _replaced(self.field, region, self.values, self.values[name])}
                 around = ChainMap(dict(new), environment, self.values)  # what is no longer needed included
                 for each in before:
                     if not new.keys().isdisjoint(each.input):
@@ -455,8 +445,7 @@ class _Reader(Kept):
         super().computed(node, name, environment)
         region = self.regions.get(name)
         if region is not None and self.makers.get(name) is node:
-            leaves = {leaf(place): environment[each].entries for place, each in enumerate(region.leaves)}
-            environment[name] = _replaced(self.field, region, leaves, environment[name])
+            environment[name] = _replaced(self.field, region, environment, environment[name])
 
     def _activation(self, name: str) -> str | None:
         """The tensor that is only laid out in another way, or quantised; None where B has it."""
@@ -527,7 +516,7 @@ class _Reader(Kept):
         n = _telling_row(layer.matrix) if layer.matrix is not None else min(7, shape[layer.axis] - 1)
         middle[layer.axis] = n
         flat = np.ravel_multi_index(middle, shape)  # what lays the activation out keeps the order of its entries
-        place = tuple(int(each) for each in np.unravel_index(flat, self.values[name].shape))
+        place = unraveled(int(flat), self.values[name].shape)
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
@@ -631,11 +620,6 @@ def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[in
 # -- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def bounded(regions: Iterable[Region], allowed: Callable[[Region], Allowed]) -> list[Region]:
-    """Regions with what is proved about them."""
-    return [replace(region, bound=_distance(region, allowed(region))) for region in regions]
-
-
 def linear_leaf(region: Region) -> int | None:
     """Which of two leaves both functions are linear in; None without such a one."""
     if len(region.leaves) < MOST_LEAVES:
@@ -645,9 +629,10 @@ def linear_leaf(region: Region) -> int | None:
     return next((place for place in places if all(degree_in(side, leaf(place)) == 1 for side in both)), None)
 
 
-def _distance(region: Region, allowed: Allowed) -> Bound:
-    """A bound on the distance of both as functions of one leaf.
+def distance(region: Region, limit: float, domains: Sequence[float | None], top: fmpq) -> Bound:
+    """A bound on the distance of both as functions of one leaf, by what `allowance` gives.
 
+    `top` is the largest finite number of the leaf's type.
     Of two leaves, both must be linear in one; or they are products of a function of each, which are bounded one by one.
     """
     value = linear_leaf(region)
@@ -655,10 +640,10 @@ def _distance(region: Region, allowed: Allowed) -> Bound:
         ours, theirs = _factors(region.original), _factors(region.rewritten)
         if ours is None or theirs is None:
             reason = "combines two tensors in a way that is not linear in one of them"
-            return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
+            return Bound(False, limit, np.inf, 0.0, None, False, None, 0, reason)
         alone = [replace(region, leaves=(each,)) for each in region.leaves]
         pairs = zip(alone, ours, theirs, strict=True)
-        found = [_distance(replace(each, original=one, rewritten=two), allowed) for each, one, two in pairs]
+        found = [distance(replace(x, original=f, rewritten=g), limit, domains, top) for x, f, g in pairs]
         worst = max(found, key=lambda each: (not each.holds, each.bound))
         return replace(worst, domain=min((x.domain for x in found if x.domain is not None), default=None))
     values = {leaf(place): ONE if place == value else VARIABLE for place in range(MOST_LEAVES)}
@@ -666,8 +651,7 @@ def _distance(region: Region, allowed: Allowed) -> Bound:
     # Without a claim, only heads are taken to be meant for some numbers alone: several exponentials share their weight.
     kinds = [part.operator for part in ordered(region.rewritten)]
     limited = "softmax" in kinds or kinds.count("exp") > 1
-    domains = allowed.domains if limited else allowed.domains[:1]
-    tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in domains)
+    tried = (bound(one, two, limit=limit, top=top, domain=each) for each in (domains if limited else domains[:1]))
     everywhere = next(tried)
     return everywhere if everywhere.holds else next((each for each in tried if each.holds), everywhere)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +35,12 @@ class Fingerprints(Evaluator):
         field: Field,
         feeds: Mapping[str, Array],
         *,
-        keep: Collection[str] | None = (),
+        keep: bool = False,
         printing: bool = True,
         cover: dict[bytes, Array] | None = None,
         **options: Any,
     ) -> None:
-        """As `Evaluator`. `keep` are tensors whose values are kept, None for all.
+        """As `Evaluator`. With `keep`, the values of all tensors are kept, with `printing`, their fingerprints.
 
         `cover` gets, by content of a constant table, which of its entries were read in all evaluations so far.
         """
@@ -57,7 +57,7 @@ class Fingerprints(Evaluator):
         super().record(name, value)
         if isinstance(value, (Value, np.ndarray)):
             self.shapes[name] = value.shape
-        if self.keep is None or name in self.keep:
+        if self.keep:
             self.kept[name] = value
         if self._printing and is_float(value):
             self.prints[name] = self.print_of(value)

@@ -22,9 +22,10 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, integers, is_float, known_number
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float, known_number
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.nodes import CONTROL
+from rewriter.evaluate.reductions import axes_of, flat
 from rewriter.evaluate.scalar import is_far, is_last
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
@@ -255,15 +256,13 @@ class Walk:
             operator = row(*key_of(node))
             if operator is None:
                 raise Lost(f"{node.op_type} has no row")
-            call = Call(node, node.op_type, self._run.program.attributes(node), self._run)
-            self._sources[node.output[0]] = tuple_of(operator(call, *numbered))
+            self._sources[node.output[0]] = tuple_of(operator(self._call(node), *numbered))
         number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])
         if number == 0:
             return ZERO  # what is filled in
         source = int(np.searchsorted(ends, number))
         shape = given[source].shape
-        flat = number - 1 - int(ends[source] - given[source].size)
-        return self.at(node.input[source], tuple(int(each) for each in np.unravel_index(flat, shape)))
+        return self.at(node.input[source], unraveled(number - 1 - int(ends[source] - given[source].size), shape))
 
     def _product(self, node: onnx.NodeProto, index: Index) -> Expression:
         """The sum of the products that are not 0; their second factor first, which is constant in a linear layer."""
@@ -306,19 +305,16 @@ class Walk:
         return ONE if len(logits) == 1 else symbol("softmax", tuple(logits), kept.index(index[axis]))
 
     def _sum(self, node: onnx.NodeProto, index: Index) -> Expression:
-        given, attributes = self._run.operands(node), self._run.program.attributes(node)
-        stated = integers(given[1]) if len(given) > 1 and given[1] is not None else attributes.get("axes")
-        rank = given[0].ndim
-        axes = {axis % rank for axis in (stated or range(rank))}
-        if not stated and attributes.get("noop_with_empty_axes"):
-            raise Lost("a sum of nothing")
-        kept = iter([i for axis, i in enumerate(index) if axis not in axes] if attributes.get("keepdims", 1) else index)
-        whole = [None if axis in axes else next(kept) for axis in range(rank)]
-        terms = []
-        for spot in np.ndindex(*(given[0].shape[axis] for axis in sorted(axes))):
-            along = iter(spot)
-            terms.append(self.at(node.input[0], tuple(next(along) if each is None else each for each in whole)))
-        return total(terms)
+        x, *stated = self._run.operands(node)
+        call = self._call(node)
+        axes = axes_of(call, x, *stated or [None])
+        if call.get("keepdims", 1):
+            index = tuple(i for axis, i in enumerate(index) if axis not in axes)
+        numbers = flat(np.arange(x.size).reshape(x.shape), axes)[index]
+        return total([self.at(node.input[0], unraveled(number, x.shape)) for number in numbers])
+
+    def _call(self, node: onnx.NodeProto) -> Call:
+        return Call(node, node.op_type, self._run.program.attributes(node), self._run)
 
     def _chosen(self, name: str, index: Index, a: Expression, b: Expression) -> Expression:
         """`a` where an entry of a condition holds, else `b`."""
@@ -347,6 +343,11 @@ def _softplus_of(inner: Expression) -> Expression:
         if one is ONE and power.operator == "exp":
             return apply("softplus", power.operands[0])
     raise Lost("Log is not followed")
+
+
+def unraveled(number: int, shape: Sequence[int]) -> Index:
+    """The index of an entry from its place in order."""
+    return tuple(int(each) for each in np.unravel_index(number, shape))
 
 
 def aligned(index: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
