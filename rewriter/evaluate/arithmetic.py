@@ -479,6 +479,7 @@ class Floats:
     """float64, for the reference evaluation."""
 
     reads_masks, reads_values, real = False, True, np.float64
+    snaps, low = False, -np.inf
     add: _Of = staticmethod(np.add)
     sub: _Of = staticmethod(np.subtract)
     mul: _Of = staticmethod(np.multiply)

@@ -26,7 +26,7 @@ from rewriter.errors import ModelError
 from rewriter.evaluate import attention, moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
 from rewriter.evaluate.nodes import CONTROL, Kernels, control
-from rewriter.evaluate.scalar import INTEGERS
+from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
@@ -143,9 +143,6 @@ class Program:
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
         """The nodes of a graph, each with the tensors that nothing behind it reads."""
         return self._once(_nodes, graph)
-
-
-_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 
 def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
@@ -320,7 +317,7 @@ class Evaluator:
                 depends = any(isinstance(each, Value) for each in operands)
         if not depends and not (call.decided and self.takes_rows(call, operands)):
             made = self._plain(call, operands)
-            if kind in _COMPARISONS and not self.fixed.issuperset(node.input):
+            if kind in COMPARISONS and not self.fixed.issuperset(node.input):
                 self._note_choice(call, operands, tuple_of(made)[0])
             return made
         found = row(domain, kind)
@@ -402,8 +399,7 @@ class Evaluator:
             return None
         least = 1 if call.kind == "Sqrt" else 2
         wide = [each is not None and is_float(each) and each.size >= least for each in operands]
-        low = getattr(self.arithmetic, "low", -np.inf)
-        if all((~np.isfinite(x) | (x <= low)).any() for x in itertools.compress(operands, wide)):
+        if all((~np.isfinite(x) | (x <= self.arithmetic.low)).any() for x in itertools.compress(operands, wide)):
             return None
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 

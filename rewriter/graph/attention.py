@@ -168,7 +168,7 @@ class _Expansion(Writer):
         return {key: name for key, name in zip(names, self.node.input, strict=False) if name}
 
     def of(self, tensor: str) -> TensorType:
-        return self.types.get(tensor, TensorType.UNKNOWN)
+        return self.types.get(tensor, TensorType())
 
     def rank(self, tensor: str) -> int:
         rank = self.of(tensor).rank

@@ -25,6 +25,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
+from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import GraphView, Place, all_views
@@ -38,7 +39,7 @@ from rewriter.proof.records import TOPS, UNCLAIMED, Certificate, CertifiedRegion
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
-    WRAPPERS,
+    UNLIMITED,
     Region,
     Regions,
     Replacing,
@@ -48,7 +49,7 @@ from rewriter.proof.values.heads import (
     proposals,
 )
 from rewriter.proof.values.prints import Fingerprints, same_value
-from rewriter.proof.values.uniform import departs, identical
+from rewriter.proof.values.uniform import departs
 from rewriter.proof.values.walk import wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
@@ -62,7 +63,6 @@ _ROUNDS = 2
 """Primes that are drawn."""
 _COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
 """Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
-_LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _COARSE = 0.1, 1e-3
 """The share of an output's norm that float64 may be off by, and the bound of an activation that may allow more."""
@@ -124,7 +124,7 @@ def compare(
         found = pair.compared(isolate=isolate)
         if pair.unable and not found.certified and pair.resized():
             found = pair.compared(isolate=isolate)
-        if pair.unable and not found.certified and identical(pair.a, pair.b, pair.names):
+        if pair.unable and not found.certified and not departs(pair.a, pair.b, pair.names):
             found = Certificate(certified=True)
     except Unsupported as error:
         found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
@@ -409,7 +409,7 @@ class _Pair:
         """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
         while (node := self._view_of(name).made_by(name)) is not None and node.op_type in (*MOVES, "Cast"):
             name = node.input[0]
-        return node is None or node.op_type in _LINEAR
+        return node is None or node.op_type in UNLIMITED
 
     @cached_property
     def _place_of(self) -> Mapping[str, Place]:
@@ -427,7 +427,7 @@ class _Pair:
     def _distance(self, region: Region) -> Bound:
         named = [region.output]  # and what only lays it out in another way
         for name in named:
-            named += [node.output[0] for node in self._view_of(name).readers(name) if node.op_type in WRAPPERS]
+            named += [node.output[0] for node in self._view_of(name).readers(name) if node.op_type in SAME_NUMBERS]
         claim = next((self._claims[place] for place in map(self._place, named) if place in self._claims), None)
         elem_types = [self._elem_type(each) for each in (region.output, region.leaves[0])]
         return distance(region, *allowance(claim, elem_types, self._limit), TOPS[elem_types[1]])
@@ -482,7 +482,7 @@ class _Pair:
         alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
         if alike is not None:
             return f"{alike[0]} and {alike[1]} always had the same size"
-        return departs(*self._last, self.names)
+        return departs(self.a, self.b, self.names, self._last)
 
     @cached_property
     def folds(self) -> Mapping[str, Fold]:

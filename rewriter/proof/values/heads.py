@@ -29,6 +29,8 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.moves import SAME_NUMBERS
+from rewriter.evaluate.scalar import COMPARISONS, FARTHEST, LOGIC
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate.bounds import Bound, bound
@@ -49,8 +51,6 @@ from rewriter.proof.certificate.expressions import (
 from rewriter.proof.records import CEILINGS, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import (
-    COMPARISONS,
-    LOGIC,
     PRODUCTS,
     UNFIT,
     Kept,
@@ -74,8 +74,8 @@ _EXACT = 1e-15
 """What a claim of 0 allows."""
 _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
-_FARTHEST = -(2.0**59)
-WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
+UNLIMITED = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
+"""Linear layers and norms, which may compute every number."""
 _ELEMENTWISE = ("Clip", "Log", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
 _SCALES = ("Mul", "Div", "Neg", "Cast", "Identity")
@@ -118,26 +118,24 @@ class Regions:
     masks: Mapping[str, frozenset[Fraction]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
     forgotten: tuple[str, ...] = ()  # softmaxes whose scores may be larger than the number that masks
-    far: frozenset[str] = frozenset()  # those masked only by numbers that A masks with, or that are below every score
-    near: frozenset[str] = frozenset()  # those masked by other numbers too
+    # By softmax of B, whether all that masks it are numbers that A masks with, or that are below every score.
+    far: Mapping[str, bool] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()  # tensors of B that entries were followed through
     cones: frozenset[str] = frozenset()  # tensors of A between the leaves of regions and their outputs
 
     def joined(self, other: Regions) -> Regions:
         """What was proposed at either of two sizes."""
-        masks = {
-            name: one.union(two) if one and two else frozenset[Fraction]()
-            for name in self.masks.keys() | other.masks.keys()
-            for one, two in [(self.masks.get(name, other.masks.get(name)), other.masks.get(name, self.masks.get(name)))]
-        }
+        masks = {**self.masks, **other.masks}
+        for name in self.masks.keys() & other.masks.keys():
+            one, two = self.masks[name], other.masks[name]
+            masks[name] = one | two if one and two else frozenset()
         regions = {**other.regions, **self.regions}
         return Regions(
             regions,
             masks,
             {name: text for name, text in {**other.failures, **self.failures}.items() if name not in regions},
             self.forgotten + other.forgotten,
-            (self.far | other.far) - self.near - other.near,
-            self.near | other.near,
+            {name: self.far.get(name, True) and other.far.get(name, True) for name in (*self.far, *other.far)},
             self.inside | other.inside,
             self.cones | other.cones,
         )
@@ -153,7 +151,7 @@ class Regions:
         return [
             name
             for name, gaps in b.gaps.items()
-            if (name in self.masks or name not in self.far) and gaps - known - allowed.get(name, set())
+            if (name in self.masks or not self.far.get(name)) and gaps - known - allowed.get(name, set())
         ]
 
 
@@ -275,12 +273,13 @@ def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
             if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
                 forgotten.append(name)
     known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
-    numbers_of = {name: _mask_numbers(theirs, name) for name in _masked_softmaxes(theirs)}
-    far = frozenset(n for n, all_of in numbers_of.items() if all(x <= _FARTHEST or x in known for x in all_of))
-    near = frozenset(numbers_of.keys() - far)
+    far = {
+        name: all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
+        for name in _masked_softmaxes(theirs)
+    }
     inside = frozenset(reader.inside)
     cones = frozenset(name for each in regions.values() for name in _between(reader, each.output, each.leaves))
-    return Regions(regions, masks, reader.failures, tuple(forgotten), far, near, inside, cones)
+    return Regions(regions, masks, reader.failures, tuple(forgotten), far, inside, cones)
 
 
 def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
@@ -449,7 +448,7 @@ class _Reader(Kept):
 
     def _activation(self, name: str) -> str | None:
         """The tensor that is only laid out in another way, or quantised; None where B has it."""
-        while name in self.makers and self.makers[name].op_type in (*WRAPPERS, *_QUANTISERS):
+        while name in self.makers and self.makers[name].op_type in (*SAME_NUMBERS, *_QUANTISERS):
             name = self.makers[name].input[0]
         known = name in self.regions or name in self.failures or name not in self.prints
         return None if known or self._partnered(name) else name
@@ -568,31 +567,23 @@ def _telling_row(weight: Array) -> int:
 
 def _multiplied(
     run: Kept, layer: _Layer, n: int, place: Sequence[int]
-) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
+) -> Iterator[tuple[str, Sequence[tuple[int, ...]]]]:
     """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
     for node in run.makers.values():
         for other in _layers(run, node, run.values):
             named = not isinstance(layer.weight, str) or other.data == layer.data
-            if other.data in run.values and other.axis == layer.axis and named:
-                yield from _places(run.values[other.data].shape, layer, other, n, place)
-
-
-def _places(
-    shape: tuple[int, ...], layer: _Layer, other: _Layer, n: int, place: Sequence[int]
-) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
-    """Those of one tensor, which has this shape."""
-    axis = other.axis
-    if layer.matrix is not None and other.matrix is not None:
-        rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
-    else:
-        rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
-    for front, k in rows:
-        sizes = [1 if each == axis % len(shape) else size for each, size in enumerate(shape)]
-        spots = ([*spot] for spot in np.ndindex(*sizes) if _fits(shape, spot[:-1], front))
-        tried = sorted(spots, key=lambda each: _other_places(each, place, axis))[:_MOST_PLACES]
-        for spot in tried:
-            spot[axis] = k
-        yield other.data, iter(map(tuple, tried))
+            if other.data not in run.values or other.axis != layer.axis or not named:
+                continue
+            shape, axis = run.values[other.data].shape, other.axis % run.values[other.data].ndim
+            if layer.matrix is not None and other.matrix is not None:
+                rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
+            else:
+                rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
+            for front, k in rows:
+                lines = np.ndindex(*shape[:axis], 1, *shape[axis + 1 :])
+                spots = [(*at[:axis], k, *at[axis + 1 :]) for at in lines if _fits(shape, at[:-1], front)]
+                spots.sort(key=lambda spot: _other_places(spot, place, other.axis))
+                yield other.data, spots[:_MOST_PLACES]
 
 
 def _other_places(spot: Sequence[int], place: Sequence[int], axis: int) -> bool:
@@ -632,8 +623,8 @@ def linear_leaf(region: Region) -> int | None:
 def distance(region: Region, limit: float, domains: Sequence[float | None], top: fmpq) -> Bound:
     """A bound on the distance of both as functions of one leaf, by what `allowance` gives.
 
-    `top` is the largest finite number of the leaf's type.
     Of two leaves, both must be linear in one; or they are products of a function of each, which are bounded one by one.
+    `top` is the largest finite number of the leaf's type.
     """
     value = linear_leaf(region)
     if value is None and len(region.leaves) == MOST_LEAVES:

@@ -24,9 +24,10 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float, known_number
 from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.nodes import CONTROL
 from rewriter.evaluate.reductions import axes_of, flat
-from rewriter.evaluate.scalar import is_far, is_last
+from rewriter.evaluate.scalar import COMPARISONS, LOGIC, is_far, is_last
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate.expressions import (
@@ -57,12 +58,9 @@ from rewriter.proof.certificate.expressions import (
 from rewriter.proof.values.prints import Fingerprints
 
 Index = tuple[int, ...]
-COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-LOGIC = ("And", "Or", "Not")
 _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
-_COUNTED = {"Shape", "Size", "Where"}
-_MOVED = (MOVES | {"Cast", "CastLike", "Dropout", "GatherElements", "Pad", "Tile", "Trilu"}) - _COUNTED
+_MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
 _COINS = ("Where", "Clip")
 _MOST_STEPS = 20_000
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
@@ -206,16 +204,13 @@ class Walk:
         def operand(place: int) -> Expression:
             return self.at(node.input[place], aligned(index, given[place].shape))
 
-        if kind in ("Cast", "CastLike") and self._run.depends(node.input[0]) and not isinstance(given[0], Value):
+        if kind in CASTS and self._run.depends(node.input[0]) and not isinstance(given[0], Value):
             return self._chosen(node.input[0], index, ONE, ZERO)
         if kind in _MOVED:
             return self._moved(node, name, index)
-        if kind in PRODUCTS:
-            return self._product(node, index)
-        if kind == "Softmax":
-            return self._softmax(node, index)
-        if kind == "ReduceSum":
-            return self._sum(node, index)
+        combined = {"Softmax": self._softmax, "ReduceSum": self._sum, **dict.fromkeys(PRODUCTS, self._product)}
+        if kind in combined:
+            return combined[kind](node, index)
         if kind == "Where":
             if self._run.depends(node.input[0]):
                 return self._chosen(node.input[0], index, operand(1), operand(2))
