@@ -12,7 +12,7 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, lifted
-from rewriter.evaluate.moves import as_matrix, first
+from rewriter.evaluate.moves import as_matrix, concatenated, first
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 # -- reductions
@@ -83,8 +83,7 @@ def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
 @operator("ReduceLogSumExp")
 def _log_sum_exp(call: Call, x: Value, axes: Any = None) -> Any:
     places = axes_of(call, x, axes)
-    masks = None if x.masks is None else flat(x.masks, places)
-    anchor, _, total = _exponentials(call, flat(x.entries, places), masks)
+    anchor, _, total = _exponentials(call, call.move(x, lambda t: flat(t, places)))
     return Value(_shaped(call, call.f.add(anchor, call.f.log(total))[..., 0], places))
 
 
@@ -107,12 +106,12 @@ def _cumulative(call: Call, x: Any, axis: Any) -> Any:
 # -- softmax
 
 
-def _exponentials(call: Call, entries: Array, masks: Array | None) -> tuple[Array, Array, Array]:
+def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     """Along the last axis: what is subtracted, the exponentials, and their sum.
 
     Of entries with masking constants only those with the fewest in the row have a weight.
     """
-    f = call.f
+    f, entries, masks = call.f, logits.entries, logits.masks
     if masks is None:
         anchor = f.anchor(entries)
         weights = f.exp(f.sub(entries, anchor))
@@ -125,13 +124,10 @@ def _exponentials(call: Call, entries: Array, masks: Array | None) -> tuple[Arra
 
 def softmax(call: Call, value: Value, axis: int = -1, tail: Any = None) -> Value:
     """Softmax over an axis. `tail`: entries of one more logit, whose share is not returned."""
-    entries, masks = np.moveaxis(value.entries, axis, -1), value.masks
-    masks = None if masks is None else np.moveaxis(masks, axis, -1)
+    logits = call.move(value, lambda t: np.moveaxis(t, axis, -1))
     if tail is not None:
-        one = *entries.shape[:-1], 1
-        entries = np.concatenate([entries, np.broadcast_to(tail, one)], -1)
-        masks = None if masks is None else np.concatenate([masks, np.zeros(one, masks.dtype)], -1)
-    _, weights, total = _exponentials(call, entries, masks)
+        logits = concatenated(call, [logits, Value(np.broadcast_to(tail, (*logits.shape[:-1], 1)))], -1)
+    _, weights, total = _exponentials(call, logits)
     made = call.f.mul(weights, call.f.inv(total))
     made = made if tail is None else made[..., :-1]
     origin = ("softmax", value, axis) if tail is None else None
@@ -140,13 +136,12 @@ def softmax(call: Call, value: Value, axis: int = -1, tail: Any = None) -> Value
 
 def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
     """The logarithm of a softmax."""
-    f, entries = call.f, np.moveaxis(value.entries, axis, -1)
-    masks = None if value.masks is None else np.moveaxis(value.masks, axis, -1)
-    anchor, _, total = _exponentials(call, entries, masks)
-    made = np.moveaxis(f.sub(f.sub(entries, anchor), f.log(total)), -1, axis)
-    if masks is not None:
-        masks = np.moveaxis(masks - masks.min(-1, keepdims=True), -1, axis)
-    return Value(np.ascontiguousarray(made), masks)
+    f, logits = call.f, call.move(value, lambda t: np.moveaxis(t, axis, -1))
+    anchor, _, total = _exponentials(call, logits)
+    masks = None if logits.masks is None else logits.masks - logits.masks.min(-1, keepdims=True)
+    made = Value(f.sub(f.sub(logits.entries, anchor), f.log(total)), masks)
+    moved: Value = call.move(made, lambda t: np.ascontiguousarray(np.moveaxis(t, -1, axis)))
+    return moved
 
 
 @operator("Softmax", "LogSoftmax")

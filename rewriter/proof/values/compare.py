@@ -108,19 +108,15 @@ _READINGS = (
 )  # fmt: skip
 
 
-def compare(
-    a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None, blocks: Sequence[Claim] = (),
-    limit: float = UNCLAIMED, names: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None,
-    longest: int | None = None, isolate: bool = False,
-) -> Certificate:  # fmt: skip
+def compare(a: LoadedModel, b: LoadedModel, *, isolate: bool = False, **options: Any) -> Certificate:
     """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
-    The arguments are those of `rewriter.proof.prove.prove`.
+    The `options` are those of `rewriter.proof.prove.prove`.
     Raises UsageError where `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
-        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest, blocks)
+        pair = _Pair(a, b, **options)
         found = pair.compared(isolate=isolate)
         if pair.unable and not found.certified and pair.resized():
             found = pair.compared(isolate=isolate)
@@ -143,8 +139,9 @@ class _Pair:
     """Two models, and what is known of them so far."""
 
     def __init__(
-        self, a: LoadedModel, b: LoadedModel, names: Mapping[str, str], dims: Mapping[str, int] | None,
-        claims: Mapping[Place, Claimed], limit: float, longest: int | None, blocks: Sequence[Claim],
+        self, a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None,
+        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, names: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None, longest: int | None = None,
     ) -> None:  # fmt: skip
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a, other=b.proto), Program(b)
@@ -155,11 +152,10 @@ class _Pair:
         self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
         self._small = self._with_branches()
         self._sizes: Mapping[Kind, int] = {}
-        self.names = dict(names)
+        self.names = dict(names or {})
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
-        self._claims = claims
-        self._limit = limit
+        self._claims, self._limit = claims or {}, limit
         self._views = all_views(self.a.proto)
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
