@@ -270,16 +270,14 @@ class Field:
         return (self.hash64(name, *operands) % _U64(self.p)).astype(np.int64)
 
     def odd(self, name: str, a: Array) -> Array:
-        flipped = a > self.p // 2
-        value = self.function(name, np.where(flipped, self.p - a, a))
-        return np.where(a == 0, 0, np.where(flipped, self.neg(value), value))
+        value = self.even(name, a)
+        return np.where(a == 0, 0, np.where(a > self.p // 2, self.neg(value), value))
 
     def even(self, name: str, a: Array) -> Array:
         return self.function(name, np.minimum(a, self.neg(a)))
 
     def exp(self, a: Array) -> Array:
-        flipped = a > self.p // 2
-        value = self.function("exp", np.where(flipped, self.p - a, a))
+        flipped, value = a > self.p // 2, self.even("exp", a)
         value = np.where(a == 0, 1, self.mul(value, value))
         return np.where(flipped, self.inv(value), value) if flipped.any() else value
 

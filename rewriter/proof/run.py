@@ -348,8 +348,7 @@ def _array(value: object) -> object:
         return [_array(each) for each in value]
     if isinstance(value, Value):
         return value.entries
-    wide = isinstance(value, np.ndarray) and (value.dtype.kind == "f" or value.dtype.name == "bfloat16")
-    return value.astype(np.float64) if wide and isinstance(value, np.ndarray) else value
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value.dtype) else value
 
 
 def open_reference(model: LoadedModel) -> Callable[[Mapping[str, Array]], dict[str, Array]]:

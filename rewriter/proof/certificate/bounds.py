@@ -180,12 +180,12 @@ class _Search:
         middle, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
         balls = middle, arb(middle.mid(), radius + middle.rad())
         centre, cell = (evaluate(piece.parts, Taylor(each)) for each in balls)
-        a = _Series(centre[piece.a], cell[piece.a], radius)
-        gap = _Series(centre[piece.b] - centre[piece.a], cell[piece.b] - cell[piece.a], radius)
-        self._found(gap.centre[0], a.centre[0], (low + high) / 2)
-        upper = _quotient(gap.most(), abs(a.cell[0]).lower())
-        if upper > self.lower and abs(a.cell[0]) > 1:
-            upper = min(upper, _rounded_up((gap / a).most()))
+        a, wide_a = centre[piece.a], cell[piece.a]
+        gap, wide_gap = centre[piece.b] - a, cell[piece.b] - wide_a
+        self._found(gap[0], a[0], (low + high) / 2)
+        upper = _quotient(_most(gap, wide_gap, radius), abs(wide_a[0]).lower())
+        if upper > self.lower and abs(wide_a[0]) > 1:  # so that it is nowhere 0
+            upper = min(upper, _rounded_up(_most(gap / a, wide_gap / wide_a, radius)))
         return upper
 
     def by_intervals(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
@@ -233,24 +233,14 @@ class _Search:
         return algebra.equal(values[piece.a], values[piece.b])
 
 
-@dataclass(frozen=True)
-class _Series:
-    """A function f on a cell."""
+def _most(centre: arb_series, cell: arb_series, radius: arb) -> arb:
+    """An upper bound of |f| on a cell: by the magnitudes of all coefficients, and of that of the remainder.
 
-    centre: arb_series  # around the centre
-    cell: arb_series  # around the whole cell: its last coefficient bounds the remainder of the first
-    radius: arb  # half the width of the cell
-
-    def __truediv__(self, other: _Series) -> _Series:
-        """The quotient of two functions. Raises Undecided where the second may be 0."""
-        if other.cell[0].contains(0):
-            raise Undecided
-        return _Series(self.centre / other.centre, self.cell / other.cell, self.radius)
-
-    def most(self) -> arb:
-        """An upper bound of |f|: by the magnitudes of all coefficients, and of that of the remainder."""
-        terms = [*(abs(self.centre[k]) for k in range(_ORDER)), abs(self.cell[_ORDER])]
-        return sum((term * self.radius**k for k, term in enumerate(terms)), arb(0)).upper()
+    `centre` is f around the centre, `cell` around the whole cell, whose last coefficient bounds the remainder; `radius`
+    is half the width of the cell.
+    """
+    terms = [*(abs(centre[k]) for k in range(_ORDER)), abs(cell[_ORDER])]
+    return sum((term * radius**k for k, term in enumerate(terms)), arb(0)).upper()
 
 
 def _bits(piece: _Piece, low: fmpq, high: fmpq) -> int:

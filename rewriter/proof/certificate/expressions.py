@@ -30,7 +30,7 @@ Line = tuple[fmpq, fmpq]  # a y + b, as (a, b)
 
 
 class NotAFunction(RewriteError):  # noqa: N818 - says what the expression is
-    """An expression that is undefined everywhere, such as a division by the constant 0, or not known."""
+    """An expression that is undefined everywhere, such as a division by the constant 0, or that is not known."""
 
 
 class Kink(Exception):  # noqa: N818 - not an error: a smaller piece has none

@@ -54,7 +54,6 @@ from rewriter.proof.values.walk import (
     PRODUCTS,
     UNFIT,
     Kept,
-    Lost,
     Walk,
     aligned,
     in_field,
@@ -332,7 +331,7 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
             spot = tuple(places[at].tolist())
             walk = Walk(run, {})
             found[residue] = sub(walk.at(scores, spot), walk.at(scores, (*spot[:-1], int(first[at]))))
-    except (Lost, NotAFunction):
+    except NotAFunction:
         return frozenset()
     numbers = [_number(each) for each in found.values()]
     low = [each for each in numbers if each is not None and each <= _LEAST_MASK]
@@ -434,7 +433,7 @@ class _Reader(Kept):
                 self.values.update(new)
                 environment.update(new)
                 self.regions[name] = region
-            except (Lost, NotAFunction, Unsupported, *UNFIT) as error:
+            except (NotAFunction, Unsupported, *UNFIT) as error:
                 self.failures[name] = str(error)
         super().node(node, environment)
         before.append(node)
@@ -505,7 +504,7 @@ class _Reader(Kept):
         return data
 
     def _read(self, name: str, leaves: Sequence[str], layer: _Layer) -> Region:
-        """Both functions. Raises Lost, NotAFunction."""
+        """Both functions. Raises NotAFunction."""
         entries = [self.values[each].entries for each in leaves]
         symbols = [leaf(place) for place in range(len(leaves))]
         shape = self.values[layer.data].shape
@@ -534,7 +533,7 @@ class _Reader(Kept):
                         yield int(self.field.lift(value).entries.reshape(())), number
 
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
-        """Entries of B that multiply a row of weights. Raises Lost where there are none."""
+        """Entries of B that multiply a row of weights. Raises NotAFunction where there are none."""
         run, terms, why = self._theirs, list[Expression](), ""
         for name, spots in _multiplied(run, layer, n, place):
             for spot in spots:
@@ -543,7 +542,7 @@ class _Reader(Kept):
                 walk = Walk(run, leaves)
                 try:
                     made = walk.at(name, spot)
-                except (Lost, NotAFunction) as error:
+                except NotAFunction as error:
                     why = why or str(error)
                     continue
                 if not set(ordered(made)).isdisjoint(leaves.values()):
@@ -554,7 +553,7 @@ class _Reader(Kept):
                         self.scores.setdefault(softmax, []).append(walk.scores[softmax])
                     break
         if not terms:
-            raise Lost(why or "its row of weights is in no constant factor")
+            raise NotAFunction(why or "its row of weights is in no constant factor")
         return terms
 
 
@@ -574,12 +573,13 @@ def _multiplied(
             named = not isinstance(layer.weight, str) or other.data == layer.data
             if other.data not in run.values or other.axis != layer.axis or not named:
                 continue
-            shape, axis = run.values[other.data].shape, other.axis % run.values[other.data].ndim
+            shape = run.values[other.data].shape
             if layer.matrix is not None and other.matrix is not None:
                 rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
             else:
                 rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
             for front, k in rows:
+                axis = range(len(shape))[other.axis]
                 lines = np.ndindex(*shape[:axis], 1, *shape[axis + 1 :])
                 spots = [(*at[:axis], k, *at[axis + 1 :]) for at in lines if _fits(shape, at[:-1], front)]
                 spots.sort(key=lambda spot: _other_places(spot, place, other.axis))

@@ -64,13 +64,10 @@ class Fingerprints(Evaluator):
 
     def print_of(self, value: Value | Array) -> Print:
         """The fingerprint of entries, or of constants, which is that of the entries that they are."""
-        if not isinstance(value, Value) and value.size > _LARGE:
-            content: Any = np.ascontiguousarray(value)
-            digest = hashlib.blake2b(content, digest_size=16, key=self.field.key).digest()
-            return Print((value.shape, digest), (value.size, digest))
-        entries: Any = np.ascontiguousarray(self.field.lift(value).entries)
+        large = not isinstance(value, Value) and value.size > _LARGE
+        entries: Any = np.ascontiguousarray(value if large else self.field.lift(value).entries)
         digest = hashlib.blake2b(entries, digest_size=16, key=self.field.key).digest()
-        loose = int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
+        loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
         return Print((entries.shape, digest), (entries.size, loose))
 
     def read_in_part(self, call: Call, name: str, table: Array, operands: Any) -> None:
@@ -79,12 +76,7 @@ class Fingerprints(Evaluator):
         self.partial[key] = name, table.shape
         if call.kind not in ("Slice", "Gather") or call.node.input[0] != name:
             return
-        ids = np.arange(table.size, dtype=np.int64).reshape(table.shape)
-        if call.kind == "Slice":
-            read = OPERATORS["", "Slice"](call, ids, *operands[1:])
-        else:
-            axis = call.get("axis", 0)
-            read = np.take(ids, np.where(operands[1] < 0, operands[1] + table.shape[axis], operands[1]), axis)
+        read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
         self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
 
 

@@ -71,10 +71,6 @@ _OPEN = symbol("open")
 """An end of a Clip that is left out."""
 
 
-class Lost(Exception):  # noqa: N818 - says what was not found
-    """An entry is not seen to be a function of the leaves."""
-
-
 class Kept(Fingerprints):
     """An evaluation whose tensors are all kept, at a small size; of a loop, those of the first round."""
 
@@ -117,15 +113,15 @@ class Walk:
         self._sources: dict[str, Sequence[Any]] = {}
 
     def at(self, name: str, index: Index) -> Expression:
-        """What an entry is. Raises Lost, or NotAFunction."""
+        """What an entry is. Raises NotAFunction where it is not seen to be a function of the leaves."""
         key = name, index
         if key not in self.known:
             if len(self.known) > _MOST_STEPS:
-                raise Lost("it is a function of too many entries")
+                raise NotAFunction("it is a function of too many entries")
             try:
                 self.known[key] = self._followed(name, index)
             except UNFIT as error:
-                raise Lost(f"{name} cannot be followed: {type(error).__name__}") from error
+                raise NotAFunction(f"{name} cannot be followed: {type(error).__name__}") from error
         return self.known[key]
 
     def _followed(self, name: str, index: Index) -> Expression:
@@ -140,12 +136,12 @@ class Walk:
         leaf = self._leaves.get(int(value.entries[index]))
         if node is None:
             if leaf is None:
-                raise Lost(f"it reads the input {name}")
+                raise NotAFunction(f"it reads the input {name}")
             return leaf
         if leaf is None:
             try:
                 return self._behind(node, name, index)
-            except Lost:
+            except NotAFunction:
                 leaf = self._shifted(int(value.entries[index]))
                 if leaf is None:
                     raise
@@ -153,7 +149,7 @@ class Walk:
         if self._goes_on(node, index):
             try:  # Clip(y), or 1 times it, may happen to be y in the field: there is a y behind it
                 return self._behind(node, name, index)
-            except (Lost, NotAFunction):
+            except NotAFunction:
                 pass
         return leaf
 
@@ -221,7 +217,7 @@ class Walk:
         if kind == "Log":
             return _softplus_of(operand(0))
         if key_of(node) not in OPERATORS:
-            raise Lost(f"{kind} is not followed")
+            raise NotAFunction(f"{kind} is not followed")
         return scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
 
     def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
@@ -250,7 +246,7 @@ class Walk:
             ]
             operator = row(*key_of(node))
             if operator is None:
-                raise Lost(f"{node.op_type} has no row")
+                raise NotAFunction(f"{node.op_type} has no row")
             self._sources[node.output[0]] = tuple_of(operator(self._call(node), *numbered))
         number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])
         if number == 0:
@@ -264,7 +260,7 @@ class Walk:
         run, attributes = self._run, self._run.program.attributes(node)
         a, b, *bias = run.operands(node)
         if a.ndim < 2 or b.ndim < 2 or attributes.get("transBatchA") or attributes.get("transBatchB"):
-            raise Lost("a product with a vector")
+            raise NotAFunction("a product with a vector")
         live = (_factors(run, node, a, index, 0) != 0) & (_factors(run, node, b, index, 1) != 0)
         terms = []
         for k in np.flatnonzero(live).tolist():
@@ -318,7 +314,7 @@ class Walk:
         if node is None or not run.depends(name):
             return a if run.values[name][index] else b
         if isinstance(run.values[name], Value):
-            raise Lost("a condition that is a number")
+            raise NotAFunction("a condition that is a number")
         if node.op_type == "Not":
             return self._chosen(node.input[0], index, b, a)
         if node.op_type in LOGIC:
@@ -333,11 +329,11 @@ class Walk:
 
 
 def _softplus_of(inner: Expression) -> Expression:
-    """log(1 + exp(x)), the only logarithm that is followed. Raises Lost for another one."""
+    """log(1 + exp(x)), the only logarithm that is followed. Raises NotAFunction for another one."""
     for one, power in (inner.operands, inner.operands[::-1]) if inner.operator == "+" else ():
         if one is ONE and power.operator == "exp":
             return apply("softplus", power.operands[0])
-    raise Lost("Log is not followed")
+    raise NotAFunction("Log is not followed")
 
 
 def unraveled(number: int, shape: Sequence[int]) -> Index:
