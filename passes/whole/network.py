@@ -25,7 +25,7 @@ from passes.programs.groups import groups_of
 from passes.whole.cores import OMEGA, SAME_SCORES, Array, Core, Data, Mask, Reader, Scores, cores_of
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement
-from rewriter.graph.extract import cut
+from rewriter.graph.extract import between
 from rewriter.graph.surgeon import Tensor
 from rewriter.graph.view import GraphView, LostError, attributes
 
@@ -97,7 +97,7 @@ def whole_for(
         raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
-    inside = frozenset(index for each in conversions for index in cut(view, each.inputs, each.outputs).nodes)
+    inside = frozenset(index for each in conversions for index in between(view, each.inputs, each.outputs))
     reader = Reader(model, view, read)
     cores = cores_of(view, inside, [name for each in conversions for name in each.outputs], reader.tokens)
     counts = [count for core in cores if (count := reader.count(core)) is not None]

@@ -285,16 +285,14 @@ class Field:
         return (self.hash64(name, *operands) % _U64(self.p)).astype(np.int64)
 
     def odd(self, name: str, a: Array) -> Array:
-        flipped = a > self.p // 2
-        value = self.function(name, np.where(flipped, self.p - a, a))
-        return np.where(a == 0, 0, np.where(flipped, self.neg(value), value))
+        value = self.even(name, a)
+        return np.where(a == 0, 0, np.where(a > self.p // 2, self.neg(value), value))
 
     def even(self, name: str, a: Array) -> Array:
         return self.function(name, np.minimum(a, self.neg(a)))
 
     def exp(self, a: Array) -> Array:
-        flipped = a > self.p // 2
-        value = self.function("exp", np.where(flipped, self.p - a, a))
+        flipped, value = a > self.p // 2, self.even("exp", a)
         value = np.where(a == 0, 1, self.mul(value, value))
         return np.where(flipped, self.inv(value), value) if flipped.any() else value
 
@@ -499,6 +497,7 @@ class Floats:
     """float64, for the reference evaluation."""
 
     reads_masks, reads_values, real = False, True, np.float64
+    snaps, low = False, -np.inf
     add: _Of = staticmethod(np.add)
     sub: _Of = staticmethod(np.subtract)
     mul: _Of = staticmethod(np.multiply)
@@ -554,11 +553,16 @@ class Floats:
 Arithmetic = Field | Floats
 
 
-def integers(x: Any) -> list[int]:
-    """The elements of a tensor that is a shape, an axis or an index. Raises Unsupported where data decides them."""
+def plain(x: Any) -> Array:
+    """An index, or another operand that data must not decide. Raises Unsupported where it does."""
     if isinstance(x, Value):
         raise Unsupported("data decides a shape or an index")
-    return [int(each) for each in np.asarray(x).reshape(-1)]
+    return np.asarray(x)
+
+
+def integers(x: Any) -> list[int]:
+    """The elements of a tensor that is a shape, an axis or an index. Raises Unsupported where data decides them."""
+    return [int(each) for each in plain(x).reshape(-1)]
 
 
 def lifted(arithmetic: Arithmetic, operands: Sequence[Any]) -> list[Array]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, integers
-from rewriter.evaluate.moves import concatenated, where
+from rewriter.evaluate.arithmetic import Unsupported, Value, integers, plain
+from rewriter.evaluate.moves import concatenated, parts, where
 from rewriter.evaluate.products import matmul
 from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.scalar import add, div, mul
@@ -41,16 +41,6 @@ def joined(call: Call, x: Any) -> Any:
 
 def _cached(call: Call, past: Any, new: Any) -> Any:
     return new if past is None else concatenated(call, [past, new], 2)
-
-
-def _split(call: Call, x: Any, sizes: Sequence[int]) -> list[Any]:
-    """Parts of the last axis."""
-    ends = np.cumsum(sizes)
-    return [_at(call, x, (..., slice(end - size, end))) for size, end in zip(sizes, ends, strict=True)]
-
-
-def _at(call: Call, x: Any, place: Any) -> Any:
-    return call.move(x, lambda t: t[place])
 
 
 def _attended(
@@ -127,9 +117,9 @@ def _packed(
     made = matmul(call, x, weight)
     made = made if offset is None else add(call, made, offset)
     heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
-    query, key, value = (by_head(call, each, heads) for each in _split(call, made, sizes))
+    query, key, value = (by_head(call, each, heads) for each in parts(call, made, sizes, -1))
     if past is not None:
-        key, value = (_cached(call, _at(call, past, i), x) for i, x in enumerate((key, value)))
+        key, value = (_cached(call, call.move(past, itemgetter(i)), x) for i, x in enumerate((key, value)))
     z = _masked(call, query, key, value, mask, bias)
     if not any(call.node.output[1:]):
         return z, None
@@ -146,13 +136,13 @@ def _multi_head(
     packed = query if query.ndim == _PACKED else key if key is not None and key.ndim == _PACKED else None
     if packed is not None:
         flat = call.move(packed, lambda t: np.moveaxis(t, 3, 0).reshape(t.shape[3], *t.shape[:2], -1))
-        parts = [_at(call, flat, place) for place in range(packed.shape[3])]
-        query, key, value = parts if packed is query else (query, *parts)
+        sides = [call.move(flat, itemgetter(place)) for place in range(packed.shape[3])]
+        query, key, value = sides if packed is query else (query, *sides)
     if offset is not None:
         width = query.shape[-1]
-        offsets = _split(call, offset, [width, width, offset.shape[0] - 2 * width])
-        sides = zip((query, key, value), offsets, strict=True)
-        query, key, value = (x if x.ndim == _HEADED else add(call, x, each) for x, each in sides)
+        offsets = parts(call, offset, [width, width, offset.shape[0] - 2 * width], -1)
+        pairs = zip((query, key, value), offsets, strict=True)
+        query, key, value = (x if x.ndim == _HEADED else add(call, x, each) for x, each in pairs)
     query, key, value = (x if x.ndim == _HEADED else by_head(call, x, heads) for x in (query, key, value))
     key, value = _cached(call, past_key, key), _cached(call, past_value, value)
     return _masked(call, query, key, value, mask, bias), key, value
@@ -171,7 +161,7 @@ def _grouped(
     heads, groups = call.get("num_heads"), call.get("kv_num_heads")
     if key is None:
         width = query.shape[-1] // (heads + 2 * groups)
-        query, key, value = _split(call, query, [heads * width, groups * width, groups * width])
+        query, key, value = parts(call, query, [heads * width, groups * width, groups * width], -1)
     query, key, value = (by_head(call, x, n) for x, n in ((query, heads), (key, groups), (value, groups)))
     query, key = _normed(call, query, query_norm, "q"), _normed(call, key, key_norm, "k")
     batch, _, tokens, _ = query.shape
@@ -284,7 +274,7 @@ def _turned(call: Call, x: Any, cos: Any, sin: Any, positions: Any, interleaved:
     """
     f, x = call.f, call.entries(x)
     if positions is not None:
-        at = np.array(integers(positions)).reshape(np.shape(positions))
+        at = plain(positions)
         cos, sin = (call.move(table, lambda t: t[at]) for table in (cos, sin))
     cos, sin = (call.entries(table)[:, None] for table in (cos, sin))
     width = width or 2 * cos.shape[-1]

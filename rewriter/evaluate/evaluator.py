@@ -3,7 +3,7 @@
 A float input, and what depends on one, is a `Value`. Integers, Booleans, and floats that are made of constants and
 shapes alone stay arrays, computed by the runtime's own kernels, so that constants that a tool folded are the same bits.
 
-A row of a table that is taken by an integer input (an embedding) is, with `blend`, a random combination of *all* rows:
+A row of a table that is taken by an integer input (an embedding) is, in the field, a random combination of *all* rows:
 the multilinear extension in the one-hot vector of the id, so that any one token tests the whole table.
 """
 
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from copy import deepcopy
+from functools import cache, cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +26,7 @@ from rewriter.errors import ModelError
 from rewriter.evaluate import attention, moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
 from rewriter.evaluate.nodes import CONTROL, Kernels, control
-from rewriter.evaluate.scalar import INTEGERS
+from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
@@ -55,20 +57,14 @@ class Weights(Mapping[str, Array]):
     """Initializers by name. Small ones are kept; of large ones the last few, since evaluations go in step."""
 
     def __init__(self, model: LoadedModel, tensors: Mapping[str, onnx.TensorProto]) -> None:
-        self._model, self._tensors = model, tensors
-        self._small: dict[str, Array] = {}
-        self._large: dict[str, Array] = {}
+        def read(name: str) -> Array:
+            return _read(model, tensors[name])
+
+        self._tensors, self._small, self._large = tensors, cache(read), lru_cache(_MAX_HELD)(read)
 
     def __getitem__(self, name: str) -> Array:
-        for kept in (self._small, self._large):
-            if name in kept:
-                return kept[name]
-        found = _read(self._model, self._tensors[name])
-        kept = self._small if found.size <= _MAX_SMALL else self._large
-        if len(self._large) >= _MAX_HELD and kept is self._large:
-            del self._large[next(iter(self._large))]
-        kept[name] = found
-        return found
+        small = math.prod(self._tensors[name].dims) <= _MAX_SMALL
+        return self._small(name) if small else self._large(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -123,14 +119,16 @@ class Program:
     def _weights(self, graph: onnx.GraphProto) -> Weights:
         return Weights(self._model, {tensor.name: tensor for tensor in graph.initializer})
 
-    def constants(self) -> Iterator[Array]:
-        """The values of initializers and Constant nodes of the main graph that are not text."""
-        yield from (each for each in self.weights(self.graph).values() if each.dtype.kind not in "OUS")
-        for node, _ in self.nodes(self.graph):
-            if node.op_type == "Constant" and not any(each.HasField("sparse_tensor") for each in node.attribute):
-                value = self.constant(node)
-                if value.dtype.kind not in "OUS":
-                    yield value
+    def constants(self) -> dict[str, Array]:
+        """The initializers and Constant nodes of the main graph that are not text, by name."""
+        sources = [node for node, _ in self.nodes(self.graph) if constant_of(node) is not None]
+        every = {**self.weights(self.graph), **{node.output[0]: self.constant(node) for node in sources}}
+        return {name: x for name, x in every.items() if x.size and x.dtype.kind not in "OUS"}
+
+    @cached_property
+    def makers(self) -> dict[str, onnx.NodeProto]:
+        """Tensor to the node that computes it, bodies included."""
+        return {name: node for node in iter_nodes(self.graph.node) for name in node.output if name}
 
     def constant(self, node: onnx.NodeProto) -> Array:
         """The value of a Constant node. Raises Unsupported for a sparse one."""
@@ -145,9 +143,6 @@ class Program:
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
         """The nodes of a graph, each with the tensors that nothing behind it reads."""
         return self._once(_nodes, graph)
-
-
-_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 
 def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
@@ -192,19 +187,17 @@ class Evaluator:
         arithmetic: Arithmetic,
         feeds: Mapping[str, Array],
         *,
-        blend: bool = True,
         in_reals: bool = False,
         replaced: Mapping[str, Any] | None = None,
         names: Mapping[str, str] | None = None,
     ) -> None:
         """In a field, random residues replace the floats of `feeds`; `names`: inputs drawn under other names.
 
-        With `blend`, rows of tables are random combinations; with `in_reals`, arithmetic on constant floats is that of
-        the reals (of float64) instead of the runtime's. Values of `replaced` take the place of what nodes compute.
+        With `in_reals`, arithmetic on constant floats is that of the reals (of float64) instead of the runtime's.
+        Values of `replaced` take the place of what nodes compute.
         """
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
-        self.blend, self.in_reals, self.replaced = blend, in_reals, replaced or {}
-        self._names = names or {}
+        self.in_reals, self.replaced, self._names = in_reals, replaced or {}, names or {}
         self.opsets = program.opsets
         # Of what is still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
@@ -213,8 +206,6 @@ class Evaluator:
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
         self.choices: dict[str, tuple[int, frozenset[bool], bool]] = {}  # by comparison of integers
         self.fixed: set[str] = set()  # tensors that are made of constants alone, the same at every size
-        # Tables of which this size may read only a part, by content: name and shape.
-        self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
         self.largest = 0  # entries of the largest tensor
 
     # -- walking
@@ -326,7 +317,7 @@ class Evaluator:
                 depends = any(isinstance(each, Value) for each in operands)
         if not depends and not (call.decided and self.takes_rows(call, operands)):
             made = self._plain(call, operands)
-            if kind in _COMPARISONS and not self.fixed.issuperset(node.input):
+            if kind in COMPARISONS and not self.fixed.issuperset(node.input):
                 self._note_choice(call, operands, tuple_of(made)[0])
             return made
         found = row(domain, kind)
@@ -408,8 +399,7 @@ class Evaluator:
             return None
         least = 1 if call.kind == "Sqrt" else 2
         wide = [each is not None and is_float(each) and each.size >= least for each in operands]
-        low = getattr(self.arithmetic, "low", -np.inf)
-        if all((~np.isfinite(x) | (x <= low)).any() for x in itertools.compress(operands, wide)):
+        if all((~np.isfinite(x) | (x <= self.arithmetic.low)).any() for x in itertools.compress(operands, wide)):
             return None
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 
@@ -426,7 +416,7 @@ class Evaluator:
     def rows(self, table: Any, index: Array, *, decided: bool = True) -> Value:
         """Rows of a table; blended where the index depends on the value of an input."""
         index = np.where(index < 0, index + table.shape[0], index)
-        if not (self.blend and decided and isinstance(self.arithmetic, Field)):
+        if not (decided and isinstance(self.arithmetic, Field)):
             taken = table.entries[index] if isinstance(table, Value) else table[index]
             value = Value(self.arithmetic.lift(taken, scalar=False).entries)
             whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
@@ -449,11 +439,11 @@ class Evaluator:
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
             if name in self.fixed and isinstance(table, np.ndarray) and table.ndim > 1 and table.size >= _SMALL_TABLE:
                 of_numbers = is_float(table) or table.dtype.itemsize == 1
-                if not (self.blend and place in blended and of_numbers):  # else every row is in what is read
+                if not (place in blended and of_numbers):  # else every row is in what is read
                     self.read_in_part(call, name, table, operands)
 
-    def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:  # noqa: ARG002
-        self.partial[content(table)] = name, table.shape
+    def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:
+        """Called with constant tables of which one size may read only a part."""
 
 
 def _numbers(value: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, is_float
+from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, is_float, plain
 from rewriter.evaluate.table import Call, operator
 
 PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))  # operators that select entries
@@ -33,13 +33,6 @@ NOT_LARGER = REARRANGED | {"Slice", "Split", "Gather", "Concat", "Mod", "Dequant
 def masks_of(value: Value) -> Any:
     """How many masking constants each entry contains, broadcast to its shape."""
     return np.broadcast_to(0 if value.masks is None else value.masks, value.shape)
-
-
-def plain(x: Any) -> Array:
-    """An index, or another operand that data must not decide."""
-    if isinstance(x, Value):
-        raise Unsupported("data decides a shape or an index")
-    return np.asarray(x)
 
 
 def first(x: Any) -> int:
@@ -165,10 +158,10 @@ def _split(call: Call, x: Any, split: Any = None) -> Any:
         size, count = x.shape[axis], call.get("num_outputs", len(call.node.output))
         chunk = -(-size // count)
         sizes = [max(min(chunk, size - chunk * place), 0) for place in range(count)]
-    return tuple(_parts(call, x, sizes, axis))
+    return tuple(parts(call, x, sizes, axis))
 
 
-def _parts(call: Call, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
+def parts(call: Call, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
     """Consecutive parts of an axis."""
     if sum(sizes) != x.shape[axis]:
         raise ValueError(f"parts of {list(sizes)} entries do not fill an axis of {x.shape[axis]}")
@@ -365,12 +358,12 @@ def _split_to_sequence(call: Call, x: Any, split: Any = None) -> Any:
     axis = call.get("axis", 0)
     size = x.shape[axis]
     if split is None:
-        parts = _parts(call, x, [1] * size, axis)
-        return parts if call.get("keepdims", 1) else [call.move(each, lambda t: np.squeeze(t, axis)) for each in parts]
+        ones = parts(call, x, [1] * size, axis)
+        return ones if call.get("keepdims", 1) else [call.move(each, lambda t: np.squeeze(t, axis)) for each in ones]
     sizes = integers(split)
     if not np.ndim(split):
         sizes = [min(sizes[0], size - start) for start in range(0, size, sizes[0])]
-    return _parts(call, x, sizes, axis)
+    return parts(call, x, sizes, axis)
 
 
 @operator("ConcatFromSequence", moves=True)

@@ -73,16 +73,13 @@ def _computed(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[An
 
 
 def _key(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
-    digest = hashlib.blake2b(node.op_type.encode() + node.domain.encode(), digest_size=16)
-    for each in sorted(attribute.SerializeToString() for attribute in node.attribute):
-        digest.update(each)
-    digest.update(repr([bool(name) for name in node.output]).encode())
-    for operand in operands:
-        if operand is None:
-            digest.update(b"|none")
-            continue
-        content = repr(operand).encode() if operand.dtype.kind in "OUS" else np.ascontiguousarray(operand).tobytes()
-        digest.update(f"|{operand.dtype}{operand.shape}".encode() + content)
+    stated = sorted(attribute.SerializeToString() for attribute in node.attribute)
+    types = [None if each is None else (str(each.dtype), each.shape) for each in operands]
+    parts = node.domain, node.op_type, stated, [bool(name) for name in node.output], types
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=16)
+    for each in (each for each in operands if each is not None):
+        text = each.dtype.kind in "OUS"  # all of it: numpy shortens a long array
+        digest.update(repr(each.tolist()).encode() if text else np.ascontiguousarray(each).tobytes())
     return digest.digest()
 
 

@@ -25,7 +25,7 @@ _ELLIPSIS = "01234567"  # labels of the axes under an ellipsis, the last one fir
 def _has_masks(call: Call, x: Any) -> bool:
     if isinstance(x, Value):
         return x.masks is not None
-    return is_float(x) and bool((x <= getattr(call.f, "low", -np.inf)).any())
+    return is_float(x) and bool((x <= call.f.low).any())
 
 
 def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
@@ -148,16 +148,14 @@ def _windows(
     x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], Array]]:
     """For every offset in a kernel, the entries under it at all places; 0 in the padding."""
-    axes = range(len(kernel))
-    edges = [(pads[axis], pads[axis + len(kernel)]) for axis in axes]
-    x = np.pad(x, [(0, 0)] * (x.ndim - len(kernel)) + edges)
-    spatial = x.shape[x.ndim - len(kernel) :]
-    counts = [(spatial[axis] - dilations[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1 for axis in axes]
+    count = len(kernel)
+    edges = list(zip(pads[:count], pads[count:], strict=True))
+    x = np.pad(x, [(0, 0)] * (x.ndim - count) + edges)
+    extents = [step * (size - 1) + 1 for size, step in zip(kernel, dilations, strict=True)]
+    windows: Any = np.lib.stride_tricks.sliding_window_view(x, extents, tuple(range(-count, 0)))
+    windows = windows[(..., *(slice(None, None, step) for step in (*strides, *dilations)))]
     for offset in np.ndindex(*kernel):
-        starts = [offset[axis] * dilations[axis] for axis in axes]
-        ends = [starts[axis] + (counts[axis] - 1) * strides[axis] + 1 for axis in axes]
-        cut: Any = (..., *map(slice, starts, ends, strides))
-        yield offset, x[cut]
+        yield offset, windows[(..., *offset)]
 
 
 def _geometry(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:

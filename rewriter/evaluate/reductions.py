@@ -12,20 +12,21 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, lifted
-from rewriter.evaluate.moves import as_matrix, first
+from rewriter.evaluate.moves import as_matrix, concatenated, first
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 # -- reductions
 
 
-def _axes(call: Call, x: Value, axes: Any) -> tuple[int, ...]:
+def axes_of(call: Call, x: Value, axes: Any) -> tuple[int, ...]:
+    """The axes that a reduction is over, counted from the front."""
     stated = call.integers("axes", axes)
     if not stated:
         return () if call.get("noop_with_empty_axes", 0) else tuple(range(x.ndim))
     return tuple(sorted(axis % x.ndim for axis in stated))
 
 
-def _flat(t: Array, axes: Sequence[int]) -> Array:
+def flat(t: Array, axes: Sequence[int]) -> Array:
     """Axes as one, the last."""
     kept = [size for place, size in enumerate(t.shape) if place not in axes]
     count = math.prod(t.shape[axis] for axis in axes)
@@ -33,13 +34,13 @@ def _flat(t: Array, axes: Sequence[int]) -> Array:
 
 
 def _shaped(call: Call, reduced: Array, axes: tuple[int, ...]) -> Array:
-    """What is left of `_flat` axes, with or without them."""
+    """What is left of `flat` axes, with or without them."""
     return np.expand_dims(reduced, axes) if call.get("keepdims", 1) else reduced
 
 
 @operator("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum")
 def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
-    f, kind, places, keep = call.f, call.kind, _axes(call, x, axes), bool(call.get("keepdims", 1))
+    f, kind, places, keep = call.f, call.kind, axes_of(call, x, axes), bool(call.get("keepdims", 1))
     entries = x.entries
     if kind in ("ReduceSumSquare", "ReduceL2"):
         entries = f.mul(entries, entries)
@@ -57,33 +58,32 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
 
 @operator("ReduceProd")
 def _reduced_product(call: Call, x: Value, axes: Any = None) -> Any:
-    f, places = call.f, _axes(call, x, axes)
-    factors = np.moveaxis(_flat(x.entries, places), -1, 0)
+    f, places = call.f, axes_of(call, x, axes)
+    factors = np.moveaxis(flat(x.entries, places), -1, 0)
     made = functools.reduce(f.mul, factors, np.ones_like(x.entries, shape=factors.shape[1:]))
     return Value(_shaped(call, made, places), whole=x.whole)
 
 
 @operator("ReduceMax", "ReduceMin")
 def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
-    places, largest = _axes(call, x, axes), call.kind == "ReduceMax"
-    order = _flat(call.f.order(x.entries), places)
+    places, largest = axes_of(call, x, axes), call.kind == "ReduceMax"
+    order = flat(call.f.order(x.entries), places)
     if x.masks is not None:  # the largest is one with the fewest masking constants, the smallest one with the most
-        masks = _flat(x.masks, places)
+        masks = flat(x.masks, places)
         most = (masks.min if largest else masks.max)(-1, keepdims=True)
         order = np.where(masks == most, order, order.dtype.type(0 if largest else 2**64 - 1))
     picked = (order.argmax if largest else order.argmin)(-1)[..., None]
 
     def pick(t: Array) -> Array:
-        return _shaped(call, np.take_along_axis(_flat(t, places), picked, -1)[..., 0], places)
+        return _shaped(call, np.take_along_axis(flat(t, places), picked, -1)[..., 0], places)
 
     return call.move(x, pick)
 
 
 @operator("ReduceLogSumExp")
 def _log_sum_exp(call: Call, x: Value, axes: Any = None) -> Any:
-    places = _axes(call, x, axes)
-    masks = None if x.masks is None else _flat(x.masks, places)
-    anchor, _, total = _exponentials(call, _flat(x.entries, places), masks)
+    places = axes_of(call, x, axes)
+    anchor, _, total = _exponentials(call, call.move(x, lambda t: flat(t, places)))
     return Value(_shaped(call, call.f.add(anchor, call.f.log(total))[..., 0], places))
 
 
@@ -106,12 +106,12 @@ def _cumulative(call: Call, x: Any, axis: Any) -> Any:
 # -- softmax
 
 
-def _exponentials(call: Call, entries: Array, masks: Array | None) -> tuple[Array, Array, Array]:
+def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     """Along the last axis: what is subtracted, the exponentials, and their sum.
 
     Of entries with masking constants only those with the fewest in the row have a weight.
     """
-    f = call.f
+    f, entries, masks = call.f, logits.entries, logits.masks
     if masks is None:
         anchor = f.anchor(entries)
         weights = f.exp(f.sub(entries, anchor))
@@ -124,13 +124,10 @@ def _exponentials(call: Call, entries: Array, masks: Array | None) -> tuple[Arra
 
 def softmax(call: Call, value: Value, axis: int = -1, tail: Any = None) -> Value:
     """Softmax over an axis. `tail`: entries of one more logit, whose share is not returned."""
-    entries, masks = np.moveaxis(value.entries, axis, -1), value.masks
-    masks = None if masks is None else np.moveaxis(masks, axis, -1)
+    logits = call.move(value, lambda t: np.moveaxis(t, axis, -1))
     if tail is not None:
-        one = *entries.shape[:-1], 1
-        entries = np.concatenate([entries, np.broadcast_to(tail, one)], -1)
-        masks = None if masks is None else np.concatenate([masks, np.zeros(one, masks.dtype)], -1)
-    _, weights, total = _exponentials(call, entries, masks)
+        logits = concatenated(call, [logits, Value(np.broadcast_to(tail, (*logits.shape[:-1], 1)))], -1)
+    _, weights, total = _exponentials(call, logits)
     made = call.f.mul(weights, call.f.inv(total))
     made = made if tail is None else made[..., :-1]
     origin = ("softmax", value, axis) if tail is None else None
@@ -139,13 +136,12 @@ def softmax(call: Call, value: Value, axis: int = -1, tail: Any = None) -> Value
 
 def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
     """The logarithm of a softmax."""
-    f, entries = call.f, np.moveaxis(value.entries, axis, -1)
-    masks = None if value.masks is None else np.moveaxis(value.masks, axis, -1)
-    anchor, _, total = _exponentials(call, entries, masks)
-    made = np.moveaxis(f.sub(f.sub(entries, anchor), f.log(total)), -1, axis)
-    if masks is not None:
-        masks = np.moveaxis(masks - masks.min(-1, keepdims=True), -1, axis)
-    return Value(np.ascontiguousarray(made), masks)
+    f, logits = call.f, call.move(value, lambda t: np.moveaxis(t, axis, -1))
+    anchor, _, total = _exponentials(call, logits)
+    masks = None if logits.masks is None else logits.masks - logits.masks.min(-1, keepdims=True)
+    made = Value(f.sub(f.sub(logits.entries, anchor), f.log(total)), masks)
+    moved: Value = call.move(made, lambda t: np.ascontiguousarray(np.moveaxis(t, -1, axis)))
+    return moved
 
 
 @operator("Softmax", "LogSoftmax")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Field, Floats, Unsupported, Value, lifted
+from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Field, Unsupported, Value, lifted
 from rewriter.evaluate.moves import masks_of
 from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
@@ -22,11 +22,6 @@ FARTHEST = 2.0**59
 _UNREACHED = 1e15
 """Where constants are read as the numbers they are rounded from, no value exceeds this."""
 _HALF = Fraction(1, 2)
-
-
-def real(call: Call, value: float) -> Any:
-    """A number of a definition, as an entry."""
-    return call.lift(np.float64(value)).entries[()]
 
 
 # -- arithmetic
@@ -122,12 +117,13 @@ INTEGERS: Mapping[str, Callable[..., Array]] = {
     "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal, "Neg": np.negative,
 }  # fmt: skip
 """Exact on integers, which wrap around as in the runtime."""
-_LOGIC: Mapping[str, Callable[..., Array]] = {"And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not}
+LOGIC: Mapping[str, Callable[..., Array]] = {"And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not}
+COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 
 
-@elementwise(*_LOGIC, always=True)
+@elementwise(*LOGIC, always=True)
 def _logic(call: Call, *operands: Any) -> Array:
-    return _LOGIC[call.kind](*(x.entries if isinstance(x, Value) else x for x in operands))
+    return LOGIC[call.kind](*(x.entries if isinstance(x, Value) else x for x in operands))
 
 
 # -- functions of one operand
@@ -240,10 +236,10 @@ def _gelu(call: Call, x: Any, bias: Any = None) -> Any:
     """x times the normal distribution function of x, or its approximation by tanh."""
     f, x = call.f, (call.lift(x) if bias is None else add(call, x, bias)).entries
     if call.kind == "FastGelu" or call.text("approximate") == "tanh":
-        cubic = f.add(x, f.mul(real(call, 0.044715), f.power(x, 3)))
-        bent = f.tanh(f.mul(cubic, real(call, math.sqrt(2 / math.pi))))
+        cubic = f.add(x, f.mul(call.entries(np.float64(0.044715)), f.power(x, 3)))
+        bent = f.tanh(f.mul(cubic, call.entries(np.float64(math.sqrt(2 / math.pi)))))
     else:
-        bent = f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))
+        bent = f.odd("erf", f.mul(x, call.entries(np.float64(math.sqrt(0.5)))))
     return Value(f.mul(f.mul(x, f.rational(_HALF)), f.add(f.rational(1), bent)))
 
 
@@ -309,7 +305,7 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
             # Not as Max, for which a large negative number is a mask: this one acts.
             entries, masks = extreme(made.entries, call.entries(stated)), made.masks
             if name == "min" and isinstance(stated, (np.ndarray, np.generic)) and masks is not None:
-                lowest = np.asarray(stated, np.float64) > getattr(call.f, "low", -np.inf)
+                lowest = np.asarray(stated, np.float64) > call.f.low
                 entries = np.where(lowest & (masks >= INFINITE), call.entries(stated), entries)
                 masks = np.where(lowest, 0, masks)  # what is raised to a small number masks no more
             made = Value(entries, masks, whole=made.whole, grid=made.grid)
@@ -336,13 +332,12 @@ def is_last(bound: Any, *, below: bool) -> bool:
     return bool(bound == last or bound == (-np.inf if below else np.inf))
 
 
-def is_far(f: Any, number: float, *, below: bool) -> bool:
+def is_far(f: Arithmetic, number: float, *, below: bool) -> bool:
     """Whether no value is taken to be beyond a bound: heads clip there, and a coin would hide what they read."""
-    reached = FARTHEST if isinstance(f, Floats) or not f.snaps else _UNREACHED
-    return abs(number) >= reached and (number < 0) == below
+    return abs(number) >= (_UNREACHED if f.snaps else FARTHEST) and (number < 0) == below
 
 
-@elementwise("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+@elementwise(*COMPARISONS)
 def _compared(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     difference = call.f.sub(x.entries, y.entries)

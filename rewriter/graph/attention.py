@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto
+from onnx.helper import make_node
 
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
 from rewriter.graph.edit import drop_dead
 from rewriter.graph.elementwise import MICROSOFT
-from rewriter.graph.fused import SKIP_NORMS, Writer, with_parts
+from rewriter.graph.fused import Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs
@@ -168,7 +169,7 @@ class _Expansion(Writer):
         return {key: name for key, name in zip(names, self.node.input, strict=False) if name}
 
     def of(self, tensor: str) -> TensorType:
-        return self.types.get(tensor, TensorType.UNKNOWN)
+        return self.types.get(tensor, TensorType())
 
     def rank(self, tensor: str) -> int:
         rank = self.of(tensor).rank
@@ -403,11 +404,19 @@ class _Expansion(Writer):
         return self.attended(query, keys, values, shared, bias, seen), keys, values
 
     def added(self) -> None:
-        """SkipLayerNormalization and its variants: a sum, and its norm."""
-        parts = SKIP_NORMS[key_of(self.node)](self.node)
-        if parts is None:
+        """SkipLayerNormalization and its variants: a sum, which may be an output too, and its norm."""
+        node, operator = self.node, self.node.op_type.removeprefix("Skip")
+        data, skip, scale, *further = node.input
+        beta, bias = ([*further, "", ""] if operator == "LayerNormalization" else ["", *further, ""])[:2]
+        if any(node.output[1:3]):
             raise self.lost("how its mean and deviation are computed is not known")
-        self.nodes.extend(parts)
+        total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{node.output[0]}/sum"
+        biased = f"{total}/biased" if bias else data  # optimisers put the tensor that the bias belongs to first
+        self.nodes.extend([make_node("Add", [data, bias], [biased])] if bias else [])
+        self.nodes.append(make_node("Add", [biased, skip], [total]))
+        epsilon = self.number("epsilon", 1e-12)  # plain normalisations take 1e-5
+        operands = [total, scale, beta] if beta else [total, scale]
+        self.nodes.append(make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon))
 
     def embedded(self) -> None:
         """EmbedLayerNormalization: the norm of a sum of embeddings, and the number of unmasked tokens."""

@@ -21,13 +21,13 @@ from rewriter.graph.walk import reads
 class Cut:
     """The nodes of a part, and its interface."""
 
-    inputs: tuple[str, ...]  # the caller's, then operands that do not depend on them, such as a shape from elsewhere
+    inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[int, ...]  # indices, in graph order
 
 
-def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
-    """Find the nodes between `inputs` and `outputs` that depend on an input, and the constants that they need."""
+def between(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> list[int]:
+    """The nodes between `inputs` and `outputs` that depend on an input, and the constants that they need."""
     above = ancestors(view, frozenset(inputs), outputs)
     depends = set(inputs)
     inside: list[int] = []
@@ -39,15 +39,13 @@ def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
             inside.append(index)
             depends.update(() if constant else view.nodes[index].output)
     # `above` also contains constants that only feed nodes outside the part, such as a mask computed elsewhere.
-    kept = [inside[place] for place in needed([view.nodes[index] for index in inside], outputs)]
-    further = (name for name in _read(view, kept) if name not in depends and name not in view.constants)
-    return Cut((*inputs, *dict.fromkeys(further)), tuple(outputs), tuple(kept))
+    return [inside[place] for place in needed([view.nodes[index] for index in inside], outputs)]
 
 
 def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> Cut:
     """Everything that `outputs` depend on, back to the tensors in `stops`, the graph's inputs and constants.
 
-    Unlike in `cut`, a node that depends on no stop is kept too, and is computed again from the graph's inputs.
+    Unlike in `between`, a node that depends on no stop is kept too, and is computed again from the graph's inputs.
     """
     return _closed(view, sorted(ancestors(view, stops.difference(outputs), outputs)), outputs)
 

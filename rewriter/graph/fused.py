@@ -199,31 +199,6 @@ def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
     return axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix)
 
 
-def _skip_norm(operator: str) -> Definition:
-    """The normalisation of input + skip (+ bias), and the sum itself where it is an output."""
-
-    def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        plain = operator == "LayerNormalization"
-        data, skip, scale, *further = node.input
-        beta, bias = ([*further, "", ""] if plain else ["", *further, ""])[:2]
-        if any(node.output[1:3]):
-            return None
-        total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{node.output[0]}/sum"
-        biased = f"{total}/biased" if bias else data  # optimisers put the tensor that the bias belongs to first
-        parts = [helper.make_node("Add", [data, bias], [biased])] if bias else []
-        parts.append(helper.make_node("Add", [biased, skip], [total]))
-        epsilon = attributes(node).get("epsilon", 1e-12)  # plain normalisations take 1e-5
-        operands = [total, scale, beta] if beta else [total, scale]
-        return [*parts, helper.make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon)]
-
-    return lowered
-
-
-SKIP_NORMS: dict[tuple[str, str], Definition] = {
-    (MICROSOFT, "SkipLayerNormalization"): _skip_norm("LayerNormalization"),
-    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_norm("SimplifiedLayerNormalization"),
-}
-
 FUSED: dict[tuple[str, str], Definition] = {
     (MICROSOFT, "BiasGelu"): _written("(x, b) => (y) { bias = Add(x, b) y = com.microsoft.Gelu(bias) }"),
     (MICROSOFT, "FastGelu"): _written("(x, b) => (y) { bias = Add(x, b) y = com.microsoft.FastGelu(bias) }"),

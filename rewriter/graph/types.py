@@ -12,7 +12,6 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 import onnx
 
@@ -52,10 +51,8 @@ _INLINE_LIMIT = 1024
 class TensorType:
     """Element type (TensorProto.DataType, 0 when unknown) and shape (None when the rank is unknown)."""
 
-    elem_type: int
-    shape: tuple[Dim, ...] | None
-
-    UNKNOWN: ClassVar[TensorType]
+    elem_type: int = 0
+    shape: tuple[Dim, ...] | None = None
 
     @property
     def rank(self) -> int | None:
@@ -65,9 +62,6 @@ class TensorType:
         """Such as `float32[batch, 768]`."""
         dims = None if self.shape is None else ", ".join("?" if dim is None else str(dim) for dim in self.shape)
         return elem_name(self.elem_type) + ("" if dims is None else f"[{dims}]")
-
-
-TensorType.UNKNOWN = TensorType(0, None)
 
 
 _PACKED = ("MatMulNBits", "MatMulBnb4")  # products with a packed matrix [K, N], whose type is that of its scales

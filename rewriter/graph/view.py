@@ -149,7 +149,7 @@ class GraphView:
             pending += fresh
 
     def type_of(self, tensor: str) -> TensorType:
-        return self.types.get(tensor, TensorType.UNKNOWN)
+        return self.types.get(tensor, TensorType())
 
     def is_onnx(self, node: onnx.NodeProto) -> bool:
         return node.domain in ONNX_DOMAINS

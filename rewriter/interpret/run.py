@@ -18,6 +18,7 @@ from passes.match.projections import Projection
 from passes.programs.program import Head
 from rewriter.arrays import Array
 from rewriter.errors import ValidationError
+from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import extract, upstream
@@ -27,7 +28,7 @@ from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.run import NoReference, Side, open_model, open_reference
+from rewriter.proof.run import Side, open_model, open_reference
 
 Values = Mapping[str, Array]
 _TENSORS_AT_ONCE = 16  # evaluated in float64
@@ -104,8 +105,8 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
             # Part by part: all weights in float64 may not fit into memory.
             part = upstream(view, frozenset(found), wanted[start : start + _TENSORS_AT_ONCE])
             proto = extract(index.proto, view, part)
-            found |= open_reference(proto, index.source.base_dir).run(found)
-    except NoReference as reason:
+            found |= open_reference(replace(index.source, proto=proto))(found)
+    except Unsupported as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
     return {name: np.asarray(found[name]) for name in names}
 

@@ -42,7 +42,7 @@ def prove(
 ) -> Certificate:
     """Prove that `rewritten`, with further outputs perhaps, computes those of `original`, or say where it does not."""
     further: dict[str, Any] = {"limit": limit, "dims": dims, "longest": longest, "isolate": isolate}
-    further |= {"claims": claims or {}, "names": names, "blocks": blocks}
+    further |= {"claims": claims, "names": names, "blocks": blocks}
     try:
         values = compare(original, rewritten, **further)
     except UsageError as error:  # no inputs can be generated, as the run will say too

@@ -9,7 +9,6 @@ filled with a pattern; elements that differ by more than rounding are named, and
 
 from __future__ import annotations
 
-import pathlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +21,16 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array, tensors_of
-from rewriter.errors import RewriteError, UsageError, ValidationError
+from rewriter.errors import UsageError, ValidationError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, Value
 from rewriter.evaluate.evaluator import Evaluator, Program
-from rewriter.files.load import LoadedModel, collect_external
+from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, with_norms_apart
 from rewriter.graph.constants import elem_type_of
 from rewriter.graph.extract import Cut, bytes_of, extract, split, with_outputs
 from rewriter.graph.types import type_of
 from rewriter.graph.view import GraphView, Path, all_views, label
-from rewriter.graph.walk import is_external, iter_nodes, iter_tensors
+from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.ort.sessions import Session, fits, open_session
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
@@ -64,10 +63,9 @@ class Side:
     def main(self) -> GraphView:
         return self.views[()]
 
-    def extracted(self, part: Cut, path: Path = (), elem_type: int = 0) -> LoadedModel:
-        """A part of a graph as a model; weights stay where they are. `elem_type` is that of inputs of unknown type."""
-        proto = extract(self.model.proto, self.views[path], part, elem_type=elem_type)
-        return LoadedModel(proto, None, self.model.base_dir, (), 0)
+    def extracted(self, part: Cut) -> LoadedModel:
+        """A part of the main graph as a model; weights stay where they are."""
+        return LoadedModel(extract(self.model.proto, self.main, part, elem_type=0), None, self.model.base_dir, (), 0)
 
 
 @dataclass(frozen=True)
@@ -226,11 +224,11 @@ def _run_part(
 
 
 def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -> Results | None:
-    with suppress(NoReference):
-        reference, exact = open_reference(model.proto, model.base_dir), list[Mapping[str, Array]]()
+    with suppress(Unsupported):
+        reference, exact = open_reference(model), list[Mapping[str, Array]]()
         for place, case in enumerate(cases):
             progress(f"evaluating in float64: {case.name}", place, len(cases))
-            exact.append(reference.run(case.feeds))
+            exact.append(reference(case.feeds))
         return exact
     return None
 
@@ -345,44 +343,28 @@ MAX_REFERENCE_BYTES = 2**31  # maximum size of the weights, in bytes; in float64
 _REFUSED = re.compile("Quant|Integer|QLinear|Random|Multinomial|Bernoulli|Hardmax")
 
 
-class NoReference(RewriteError):  # noqa: N818 - not an error: the proof does without
-    """The model has no float64 evaluation; the message is the reason."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """A model in float64."""
-
-    program: Program
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the model on the original's inputs; floats become float64. Raises NoReference if an operator fails."""
-        try:
-            made = Evaluator(self.program, Floats(), feeds, in_reals=True).run()
-        except Unsupported as error:
-            raise NoReference(str(error)) from error
-        return tensors_of({name: _array(each) for name, each in made.items()})
-
-
 def _array(value: object) -> object:
     if isinstance(value, list):
         return [_array(each) for each in value]
     if isinstance(value, Value):
         return value.entries
-    wide = isinstance(value, np.ndarray) and (value.dtype.kind == "f" or value.dtype.name == "bfloat16")
-    return value.astype(np.float64) if wide and isinstance(value, np.ndarray) else value
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value.dtype) else value
 
 
-def open_reference(model: onnx.ModelProto, base_dir: pathlib.Path | None = None) -> Reference:
-    """The float64 evaluation of `model`, which is not changed; `base_dir` has its external data. Raises NoReference."""
-    if sum(bytes_of(tensor) for tensor in iter_tensors(model)) > MAX_REFERENCE_BYTES:
-        raise NoReference(f"larger than {round(MAX_REFERENCE_BYTES / 1e9)} GB")
-    if base_dir is None and any(map(is_external, iter_tensors(model))):
-        raise NoReference("weights lie outside the model file and were not loaded")
-    for node in iter_nodes(model.graph.node):
+def open_reference(model: LoadedModel) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """The float64 evaluation of a model, as a function of its inputs, whose floats become float64.
+
+    It, too, raises Unsupported where there is none.
+    """
+    if sum(bytes_of(tensor) for tensor in iter_tensors(model.proto)) > MAX_REFERENCE_BYTES:
+        raise Unsupported(f"larger than {round(MAX_REFERENCE_BYTES / 1e9)} GB")
+    for node in iter_nodes(model.proto.graph.node):
         if _REFUSED.search(node.op_type):
-            raise NoReference(f"{label(node)} has no known float64 form")
-    try:
-        return Reference(Program(LoadedModel(model, None, base_dir, collect_external(model, base_dir), 0)))
-    except RewriteError as error:
-        raise NoReference(str(error)) from error
+            raise Unsupported(f"{label(node)} has no known float64 form")
+    program = Program(model)
+
+    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        made = Evaluator(program, Floats(), feeds, in_reals=True).run()
+        return tensors_of({name: _array(each) for name, each in made.items()})
+
+    return run

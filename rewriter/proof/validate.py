@@ -18,7 +18,7 @@ import onnx
 
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import cut
+from rewriter.graph.extract import between
 from rewriter.graph.mixtures import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
@@ -292,7 +292,7 @@ class Judge:
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
     for claim in (each for each in claims if each.exposed):
         view = rewritten.views[claim.path]
-        inside = [view.nodes[index] for index in cut(view, claim.reads, claim.makes).nodes]
+        inside = [view.nodes[index] for index in between(view, claim.reads, claim.makes)]
         softmaxes = [node for node in inside if node.op_type == "Softmax"]
         used = {name for node in inside for name in reads(node)}
         right = {

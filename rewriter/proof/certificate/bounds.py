@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from flint import arb, arb_series, ctx, fmpq
 
-from rewriter.proof.certificate.arithmetic import Algebra, Interval, Intervals, Taylor, Undecided, evaluate
+from rewriter.proof.certificate.arithmetic import Algebra, Intervals, Taylor, Undecided, evaluate
 from rewriter.proof.certificate.expressions import Expression, Kink, on_piece, ordered, rational
 
 SLACK = 1.0001
@@ -42,12 +42,8 @@ class _Piece(NamedTuple):
     parts: tuple[Expression, ...]
     steep: int
 
-    @property
-    def cell(self) -> Cell:
-        return -math.inf, self.low, self.high, self
 
-
-Cell = tuple[float, fmpq, fmpq, _Piece]
+_Cell = tuple[float, fmpq, fmpq, _Piece]
 """Minus an upper bound, so that the worst cell comes first in a heap; its ends; and the piece that it is in."""
 
 
@@ -133,7 +129,7 @@ class _Search:
                     return self.lower
                 if self.undefined is not None:
                     return math.inf
-        upper = self._refined(sorted(piece.cell for piece in pieces), limit)
+        upper = self._refined(sorted((-math.inf, each.low, each.high, each) for each in pieces), limit)
         return max([upper, *(self._at_point(root) for root in sorted(self.roots))])
 
     def piece(self, low: fmpq, high: fmpq) -> _Piece:
@@ -153,7 +149,7 @@ class _Search:
             except Kink as kink:
                 pending += [(low, kink.at), (kink.at, high)]
 
-    def _refined(self, heap: list[Cell], limit: float) -> float:
+    def _refined(self, heap: list[_Cell], limit: float) -> float:
         while heap:
             upper, low, high, piece = heap[0]
             middle = _middle(low, high)
@@ -181,16 +177,22 @@ class _Search:
 
     def by_series(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """An upper bound on one cell, whose centre may raise the lower one. Raises Undecided."""
-        a, gap = _series(piece, low, high)
-        self._found(gap.centre[0], a.centre[0], (low + high) / 2)
-        upper = _quotient(gap.most(), abs(a.cell[0]).lower())
-        if upper > self.lower and abs(a.cell[0]) > 1:
-            upper = min(upper, _rounded_up((gap / a).most()))
+        middle, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
+        balls = middle, arb(middle.mid(), radius + middle.rad())
+        centre, cell = (evaluate(piece.parts, Taylor(each)) for each in balls)
+        a, wide_a = centre[piece.a], cell[piece.a]
+        gap, wide_gap = centre[piece.b] - a, cell[piece.b] - wide_a
+        self._found(gap[0], a[0], (low + high) / 2)
+        upper = _quotient(_most(gap, wide_gap, radius), abs(wide_a[0]).lower())
+        if upper > self.lower and abs(wide_a[0]) > 1:  # so that it is nowhere 0
+            upper = min(upper, _rounded_up(_most(gap / a, wide_gap / wide_a, radius)))
         return upper
 
     def by_intervals(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """The same; only at a single number the lower bound may rise. Raises Undecided."""
-        a, gap = _interval(piece, low, high)
+        values = evaluate(piece.parts, Intervals(low, high))
+        a, b = values[piece.a], values[piece.b]
+        gap = b[0] - a[1], b[1] - a[0]
         if low == high:
             self._found(arb.union(*gap), arb.union(*a), low)
         return _quotient(
@@ -231,41 +233,14 @@ class _Search:
         return algebra.equal(values[piece.a], values[piece.b])
 
 
-def _interval(piece: _Piece, low: fmpq, high: fmpq) -> tuple[Interval, Interval]:
-    """F_A and F_B - F_A on a cell, in the working precision of the caller. Raises Undecided."""
-    values = evaluate(piece.parts, Intervals(low, high))
-    a, b = values[piece.a], values[piece.b]
-    return a, (b[0] - a[1], b[1] - a[0])
+def _most(centre: arb_series, cell: arb_series, radius: arb) -> arb:
+    """An upper bound of |f| on a cell: by the magnitudes of all coefficients, and of that of the remainder.
 
-
-def _series(piece: _Piece, low: fmpq, high: fmpq) -> tuple[_Series, _Series]:
-    """F_A and F_B - F_A on a cell, in the working precision of the caller. Raises Undecided."""
-    middle, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
-    balls = middle, arb(middle.mid(), radius + middle.rad())
-    (a, b), (c, d) = (
-        (values[piece.a], values[piece.b]) for values in (evaluate(piece.parts, Taylor(x)) for x in balls)
-    )
-    return _Series(a, c, radius), _Series(b - a, d - c, radius)
-
-
-@dataclass(frozen=True)
-class _Series:
-    """A function f on a cell."""
-
-    centre: arb_series  # around the centre
-    cell: arb_series  # around the whole cell: its last coefficient bounds the remainder of the first
-    radius: arb  # half the width of the cell
-
-    def __truediv__(self, other: _Series) -> _Series:
-        """The quotient of two functions. Raises Undecided where the second may be 0."""
-        if other.cell[0].contains(0):
-            raise Undecided
-        return _Series(self.centre / other.centre, self.cell / other.cell, self.radius)
-
-    def most(self) -> arb:
-        """An upper bound of |f|: by the magnitudes of all coefficients, and of that of the remainder."""
-        terms = [*(abs(self.centre[k]) for k in range(_ORDER)), abs(self.cell[_ORDER])]
-        return sum((term * self.radius**k for k, term in enumerate(terms)), arb(0)).upper()
+    `centre` is f around the centre, `cell` around the whole cell, whose last coefficient bounds the remainder; `radius`
+    is half the width of the cell.
+    """
+    terms = [*(abs(centre[k]) for k in range(_ORDER)), abs(cell[_ORDER])]
+    return sum((term * radius**k for k, term in enumerate(terms)), arb(0)).upper()
 
 
 def _bits(piece: _Piece, low: fmpq, high: fmpq) -> int:

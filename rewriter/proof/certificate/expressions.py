@@ -30,7 +30,7 @@ Line = tuple[fmpq, fmpq]  # a y + b, as (a, b)
 
 
 class NotAFunction(RewriteError):  # noqa: N818 - says what the expression is
-    """An expression that is undefined everywhere, such as a division by the constant 0, or not known."""
+    """An expression that is undefined everywhere, such as a division by the constant 0, or that is not known."""
 
 
 class Kink(Exception):  # noqa: N818 - not an error: a smaller piece has none
@@ -391,20 +391,20 @@ not here is not elementwise. Clip, Where, Cast and Softmax have rules of their o
 
 
 @cache
-def defaults(key: tuple[str, str], version: int = onnx.defs.onnx_opset_version()) -> Mapping[str, onnx.AttributeProto]:
+def _defaults(key: tuple[str, str]) -> Attributes:
     """The attributes that an operator has without being told; none for one that ONNX does not specify."""
     try:
-        schema = onnx.defs.get_schema(key[1], version, key[0])
+        stated = onnx.defs.get_schema(key[1], domain=key[0]).attributes
     except onnx.defs.SchemaError:
         return {}
-    return {name: each.default_value for name, each in schema.attributes.items() if each.default_value.name}
+    given = {name: each.default_value for name, each in stated.items() if each.default_value.name}
+    return {name: onnx.helper.get_attribute_value(each) for name, each in given.items()}
 
 
 def scalar_operator(key: tuple[str, str], given: Attributes, operands: Sequence[Expression]) -> Expression:
     """What an operator computes. Raises NotAFunction where it is not elementwise, or divides by the constant 0."""
     rule = OPERATORS.get(key)
-    known = {name: onnx.helper.get_attribute_value(each) for name, each in defaults(key).items()}
-    made = None if rule is None or not operands else rule(operands, {**known, **given})
+    made = None if rule is None or not operands else rule(operands, {**_defaults(key), **given})
     if made is None:
         raise NotAFunction(f"{key[1]} is not known to be elementwise")
     return made

@@ -40,7 +40,6 @@ def run_accepted(
     settings: Settings,
     *,
     most: int | None = None,
-    full: bool = False,
     few: bool = False,
     beside: Path | None = None,
     **options: Any,
@@ -69,7 +68,7 @@ def run_accepted(
     texts = sample_tokens(beside)
     making: dict[str, Any] = {"seed": settings.seed, "dims": settings.dims, "most": most, "texts": texts}
     making["states"] = _encoder(beside, texts) if beside is not None and texts else None
-    make = partial(make_cases, side.model.proto, full=full, **making)
+    make = partial(make_cases, side.model.proto, **making)
     runs = run(make(few=few))
     if few and runs.skipped:
         runs = run(make())

@@ -54,19 +54,15 @@ class Case:
     feeds: Mapping[str, NDArray[Any]]
 
 
-def make_cases(
-    model: onnx.ModelProto, *, full: bool = False, few: bool = False, most: int | None = None, **options: Any
-) -> tuple[Case, ...]:
-    """Two to seven cases for `model`, whose weights are not read; `options` are those of `Maker`.
+def make_cases(model: onnx.ModelProto, *, few: bool = False, **options: Any) -> tuple[Case, ...]:
+    """Two to six cases for `model`, whose weights are not read; `options` are those of `Maker`.
 
-    With `full`, a sequence of `most` tokens is among them, if the model takes it; `few` are the first and the last two.
+    `few` are the first and the last two.
     """
-    maker = Maker(model, most=most, **options)
+    maker = Maker(model, **options)
     with_past = (1, 1 if maker.branches else 2, 5), (1, 1, 9), (3, 1, 17)
     settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
     settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
-    if full and most is not None and most > max(tokens for _, tokens, _ in settings):
-        settings.append((1, most, 0))
     # Settings collapse into one if the model fixes the dimensions in which they differ.
     distinct: dict[object, Setting] = {}
     for setting in settings:

@@ -235,7 +235,7 @@ class Inputs:
                 self._read(view, node)
 
     def _read(self, view: GraphView, node: onnx.NodeProto) -> None:
-        shapes = [_shape(view, name) for name in node.input]
+        shapes = [view.type_of(name).shape or () for name in node.input]
         operands = [self.specs.get(self._plain.get(name, "")) for name in node.input]
         slices = node.op_type == "Slice" and node.input[0] in view.constants
         cut = slices and not all(not name or name in view.constants for name in node.input[1:3])
@@ -267,7 +267,7 @@ class Inputs:
 
     def _look_up(self, view: GraphView, node: onnx.NodeProto, table: int, sources: Iterable[str]) -> None:
         """Numbers from `sources` select rows of an operand."""
-        shape = _shape(view, node.input[table])
+        shape = view.type_of(node.input[table]).shape or ()
         axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
         rows = shape[axis] if -len(shape) <= axis < len(shape) else None
         for source in sources:
@@ -293,15 +293,10 @@ class Inputs:
 
     def _limit(self, view: GraphView, table: str) -> None:
         """Positions index `table`, if it is a matrix of floats."""
-        shape, floats = _shape(view, table), view.type_of(table).elem_type in FLOATS
+        kind = view.type_of(table)
+        shape, floats = kind.shape or (), kind.elem_type in FLOATS
         if table in view.constants and floats and len(shape) == 2 and isinstance(shape[0], int) and shape[0] >= _FEWEST:
             self.longest = min(shape[0], self.longest or shape[0])
-
-
-def _shape(view: GraphView, name: str) -> tuple[Dim, ...]:
-    """The shape of a tensor; empty if it is missing or unknown."""
-    tensor = view.initializers.get(name)
-    return tuple(tensor.dims) if tensor is not None else view.type_of(name).shape or ()
 
 
 def _note_attention(

@@ -25,30 +25,31 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
+from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import GraphView, Place, all_views
 from rewriter.graph.walk import iter_nodes
+from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.inputs.specs import Kind
-from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
+from rewriter.proof.records import TOPS, UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
-    WRAPPERS,
-    Allowed,
+    UNLIMITED,
     Region,
     Regions,
     Replacing,
     allowance,
-    bounded,
+    distance,
     linear_leaf,
     proposals,
 )
 from rewriter.proof.values.prints import Fingerprints, same_value
-from rewriter.proof.values.uniform import departs, identical
+from rewriter.proof.values.uniform import departs
 from rewriter.proof.values.walk import wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
@@ -62,7 +63,6 @@ _ROUNDS = 2
 """Primes that are drawn."""
 _COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
 """Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
-_LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
 """The share of an output's norm that float64 may be off by, that of its largest number below which numbers are
@@ -109,23 +109,19 @@ _READINGS = (
 )  # fmt: skip
 
 
-def compare(
-    a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None, blocks: Sequence[Claim] = (),
-    limit: float = UNCLAIMED, names: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None,
-    longest: int | None = None, isolate: bool = False,
-) -> Certificate:  # fmt: skip
+def compare(a: LoadedModel, b: LoadedModel, *, isolate: bool = False, **options: Any) -> Certificate:
     """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
-    The arguments are those of `rewriter.proof.prove.prove`.
+    The `options` are those of `rewriter.proof.prove.prove`.
     Raises UsageError where `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
-        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest, blocks)
+        pair = _Pair(a, b, **options)
         found = pair.compared(isolate=isolate)
         if pair.unable and not found.certified and pair.resized():
             found = pair.compared(isolate=isolate)
-        if pair.unable and not found.certified and identical(pair.a, pair.b, pair.names):
+        if pair.unable and not found.certified and not departs(pair.a, pair.b, pair.names):
             found = Certificate(certified=True)
     except Unsupported as error:
         found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
@@ -149,8 +145,9 @@ class _Pair:
     """Two models, and what is known of them so far."""
 
     def __init__(
-        self, a: LoadedModel, b: LoadedModel, names: Mapping[str, str], dims: Mapping[str, int] | None,
-        claims: Mapping[Place, Claimed], limit: float, longest: int | None, blocks: Sequence[Claim],
+        self, a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None,
+        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, names: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None, longest: int | None = None,
     ) -> None:  # fmt: skip
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a, other=b.proto), Program(b)
@@ -161,11 +158,10 @@ class _Pair:
         self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
         self._small = self._with_branches()
         self._sizes: Mapping[Kind, int] = {}
-        self.names = dict(names)
+        self.names = dict(names or {})
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
-        self._claims = claims
-        self._limit = limit
+        self._claims, self._limit = claims or {}, limit
         self._views = all_views(self.a.proto)
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
@@ -285,12 +281,12 @@ class _Pair:
     def _departing(self, reading: Reading, case: Case, *, isolate: bool) -> Departure:
         modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
 
-        def evaluate(program: Program, keep: Sequence[str] | None, replaced: Mapping[str, Value]) -> Fingerprints:
+        def evaluate(program: Program, replaced: Mapping[str, Value], *, keep: bool = False) -> Fingerprints:
             field = reading.field(modulus, key, () if program is self.a else self._products)
             options = {"printing": True, "keep": keep, "replaced": replaced}
             return self._evaluated(program, [field], [case], reading, **options)[0][0]
 
-        a, b = evaluate(self.a, (), {}), evaluate(self.b, (), {})
+        a, b = evaluate(self.a, {}), evaluate(self.b, {})
 
         def same(name: str) -> bool:
             return name not in a.prints or name not in b.prints or a.prints[name].exact == b.prints[name].exact
@@ -299,7 +295,7 @@ class _Pair:
         self._about = next((each.output for each in wrong), self._about)
         if not isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
-        return isolated(lambda values: evaluate(self.a, (), values), evaluate(self.b, None, {}))
+        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=True))
 
     def _equal(
         self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...]
@@ -400,16 +396,14 @@ class _Pair:
         if found.forgotten:
             self._reason = f"what masks the scores of '{found.forgotten[0]}' is smaller than a score may be"
             return None
-        regions = bounded(found.regions.values(), self._allowed)
-        for region in regions:
-            if region.bound is None or not region.bound.holds:
-                reason = "" if region.bound is None else region.bound.reason
-                self._reason, self._about = f"{reason} (the activation {region.output})", region.output
-                beyond = region.bound is not None and region.bound.at_least > region.bound.limit
-                if beyond and self._takes_every_number(region.leaves[0]):
+        bounds = [(region, self._distance(region)) for region in found.regions.values()]
+        for region, bound in bounds:
+            if not bound.holds:
+                self._reason, self._about = f"{bound.reason} (the activation {region.output})", region.output
+                if bound.at_least > bound.limit and self._takes_every_number(region.leaves[0]):
                     self._refuted = region.output
                 return None
-        return tuple(map(self._certified, regions))
+        return tuple(self._certified(*each) for each in bounds)
 
     def _view_of(self, name: str) -> GraphView:
         return next((each for each in self._views if each.made_by(name) is not None), self._views[0])
@@ -418,7 +412,7 @@ class _Pair:
         """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
         while (node := self._view_of(name).made_by(name)) is not None and node.op_type in (*MOVES, "Cast"):
             name = node.input[0]
-        return node is None or node.op_type in _LINEAR
+        return node is None or node.op_type in UNLIMITED
 
     @cached_property
     def _place_of(self) -> Mapping[str, Place]:
@@ -433,15 +427,15 @@ class _Pair:
     def _elem_type(self, name: str) -> int:
         return self._view_of(name).type_of(name).elem_type or onnx.TensorProto.FLOAT
 
-    def _allowed(self, region: Region) -> Allowed:
+    def _distance(self, region: Region) -> Bound:
         named = [region.output]  # and what only lays it out in another way
         for name in named:
-            named += [node.output[0] for node in self._view_of(name).readers(name) if node.op_type in WRAPPERS]
+            named += [node.output[0] for node in self._view_of(name).readers(name) if node.op_type in SAME_NUMBERS]
         claim = next((self._claims[place] for place in map(self._place, named) if place in self._claims), None)
-        return allowance(claim, self._elem_type(region.output), self._elem_type(region.leaves[0]), self._limit)
+        elem_types = [self._elem_type(each) for each in (region.output, region.leaves[0])]
+        return distance(region, *allowance(claim, elem_types, self._limit), TOPS[elem_types[1]])
 
-    def _certified(self, region: Region) -> CertifiedRegion:
-        assert region.bound is not None  # noqa: S101 - of `bounded`
+    def _certified(self, region: Region, bound: Bound) -> CertifiedRegion:
         value, (path, output) = linear_leaf(region), self._place(region.output)
         leaves = [self._place(each)[1] for each in region.leaves]
         return CertifiedRegion(
@@ -452,7 +446,7 @@ class _Pair:
             linear_in=None if value is None else leaves[value],
             elem_type=self._elem_type(region.output),
             nodes=len(ordered(region.rewritten)),
-            bound=region.bound,
+            bound=bound,
             functions=tuple(tuple(listing(wide(each))) for each in (region.original, region.rewritten)),
             tokens=self._most,
         )
@@ -491,12 +485,12 @@ class _Pair:
         alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
         if alike is not None:
             return f"{alike[0]} and {alike[1]} always had the same size"
-        return departs(*self._last, self.names)
+        return departs(self.a, self.b, self.names, self._last)
 
     @cached_property
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
-        run = Fingerprints(self.a, Field(draw_prime(), secrets.token_bytes(16)), self.points[0].feeds, keep=None)
+        run = Fingerprints(self.a, Field(draw_prime(), secrets.token_bytes(16)), self.points[0].feeds, keep=True)
         in_step([run])
         return folded(self.a, self.b, {n: x for n, x in run.kept.items() if isinstance(x, np.ndarray)})
 
@@ -513,7 +507,7 @@ class _Pair:
         read = {key: table for each in b for key, table in each.partial.items() if key not in known}
         read = {key: table for key, table in read.items() if not (key in self.cover and self.cover[key].all())}
         if read:
-            ours = {*map(content, self.a.constants())}
+            ours = {*map(content, self.a.constants().values())}
             read = {key: table for key, table in read.items() if key not in ours}
         return dict(read.values())
 

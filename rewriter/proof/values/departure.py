@@ -16,7 +16,7 @@ import onnx
 from rewriter.evaluate.arithmetic import Value
 from rewriter.graph.view import label, operator_of
 from rewriter.graph.walk import reads, subgraphs
-from rewriter.proof.values.folds import Contents, constants_of
+from rewriter.proof.values.folds import Contents
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.text import counted, one_line, quoted
 
@@ -296,7 +296,7 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
 
 def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> list[str]:
     """The constants that a node reads and A does not have, in any shape and transposed."""
-    stated, known = constants_of(b.program), Contents(constants_of(a.program).values())
+    stated, known = b.program.constants(), Contents(a.program.constants().values())
     computed = {each.loose for each in a.prints.values()}
 
     def lacking(name: str) -> bool:

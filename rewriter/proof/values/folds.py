@@ -26,7 +26,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content
-from rewriter.graph.view import constant_of, label
+from rewriter.graph.view import label
 from rewriter.text import one_line, quoted
 
 ULPS = 4.0
@@ -43,18 +43,17 @@ Residues = Callable[[Field], Array]
 
 @dataclass(frozen=True)
 class Fold:
-    """A constant of B that is a rounding."""
+    """What a constant of B is a rounding of."""
 
-    ulps: float  # the largest distance, in the units that the module's docstring explains
     spelling: str  # what it is in A: "'conv.weight' times the scale of BatchNormalization 'bn'"
     residues: Residues  # the exact value in a field, in the constant's shape
 
 
 def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, Fold]:
     """The constants of B that A lacks and that are roundings; `computed` is what A computes of constants, by name."""
-    ours = _float32(constants_of(a))
+    ours = _float32(a.constants())
     known = Contents(ours.values())
-    lost = {name: y for name, y in _float32(constants_of(b)).items() if _rounds(y) and not known.has(y)}
+    lost = {name: y for name, y in _float32(b.constants()).items() if _rounds(y) and not known.has(y)}
     if not lost:
         return {}
     made = {name: x for name, x in _float32(computed).items() if name not in ours}
@@ -65,7 +64,7 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
 
 def products(program: Program) -> list[Product]:
     """Products and quotients of two scalars of a model, such as scales that a tool merges into one or an attribute."""
-    every = {float(abs(x.reshape(-1)[0])) for x in constants_of(program).values() if is_float(x) and x.size == 1}
+    every = {float(abs(x.reshape(-1)[0])) for x in program.constants().values() if is_float(x) and x.size == 1}
     numbers = sorted(x for x in every if math.isfinite(x) and x not in (0.0, 1.0))[:_SCALARS]
     found: dict[float, Product] = {}
     for a in numbers:
@@ -80,13 +79,6 @@ def products(program: Program) -> list[Product]:
 def _product(a: float, b: float, field: Field, *, inverse: bool) -> int:
     left, right = (field.lift(np.float32(each)).entries for each in (a, b))
     return int(field.mul(left, field.inv(right) if inverse else right))
-
-
-def constants_of(program: Program) -> dict[str, Array]:
-    """The constants of the main graph that are not text, by name."""
-    stated = {node.output[0]: program.constant(node) for node in program.graph.node if constant_of(node) is not None}
-    every = {**program.weights(program.graph), **stated}
-    return {name: x for name, x in every.items() if x.size and x.dtype.kind not in "OUS"}
 
 
 def _float32(constants: Mapping[str, Any]) -> dict[str, Array]:
@@ -142,22 +134,11 @@ def _sample(shape: tuple[int, ...]) -> tuple[Array, ...]:
 
 
 @dataclass(frozen=True)
-class _Factor:
-    """A scalar or a vector: its value in float64, and in a field."""
+class _Vector(Fold):
+    """A factor, which may be a scalar, or a bias through an affine node."""
 
-    values: Array
-    spelling: str
-    residues: Residues
-
-
-@dataclass(frozen=True)
-class _Bias:
-    """A vector through an affine node, and by how much it changes if each constant changes in its last place."""
-
-    values: Array
-    units: Array
-    spelling: str
-    residues: Residues
+    values: Array  # in float64
+    units: Any = None  # by how much a bias changes if each constant changes in its last place
 
 
 class _Affine:
@@ -182,14 +163,14 @@ class _Affine:
             raise Unsupported("it mixes channels")
         return np.asarray(value.entries[0])
 
-    def scale(self) -> _Factor:
+    def scale(self) -> _Vector:
         def difference(f: Any, dtype: type) -> Array:
             return np.asarray(f.sub(self.of(f, np.ones(self.size, dtype)), self.of(f, np.zeros(self.size, dtype))))
 
         text = f"times the scale of {one_line(label(self._node), 120)}"
-        return _Factor(difference(Floats(), np.float64), text, lambda field: difference(field, np.int64))
+        return _Vector(text, lambda field: difference(field, np.int64), difference(Floats(), np.float64))
 
-    def bias(self, given: Array, spelling: str) -> _Bias:
+    def bias(self, given: Array, spelling: str) -> _Vector:
         floats, start = Floats(), given.astype(np.float64)
         values = self.of(floats, start)
         changed = [self.of(floats, start * (1 + _NUDGE))]
@@ -198,14 +179,14 @@ class _Affine:
         terms = np.abs(np.stack(changed) - values).sum(0) / _NUDGE
         units = _unit(np.maximum(terms, np.abs(values)))
         text = f"{spelling} through {one_line(label(self._node), 120)}"
-        return _Bias(values, units, text, lambda field: self.of(field, field.lift(given).entries))
+        return _Vector(text, lambda field: self.of(field, field.lift(given).entries), values, units)
 
 
 def _vector(x: Array) -> bool:
     return bool(x.size == max(x.shape, default=1))
 
 
-def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[_Affine]) -> Iterator[_Factor]:
+def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[_Affine]) -> Iterator[_Vector]:
     """All scalars and vectors, each once."""
     for each in affine:
         yield each.scale()
@@ -223,8 +204,8 @@ def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[
         exact = x.astype(np.float64)
         if (np.abs(np.frexp(exact)[0]) == 0.5).all():
             continue  # products by powers of 2 do not round, and nor does a copy
-        yield _Factor(exact, f"times {name}", _lifted(x))
-        yield _Factor(1 / exact, f"divided by {name}", _lifted(x, inverse=True))
+        yield _Vector(f"times {name}", _lifted(x), exact)
+        yield _Vector(f"divided by {name}", _lifted(x, inverse=True), 1 / exact)
 
 
 def _lifted(x: Array, *, inverse: bool = False) -> Residues:
@@ -268,18 +249,17 @@ class _ConstantIndex:
         return found
 
     @cached_property
-    def _factors(self) -> dict[int, tuple[list[_Factor], Array]]:
+    def _factors(self) -> dict[int, tuple[list[_Vector], Array]]:
         """By size, with all their values."""
-        found: dict[int, list[_Factor]] = {}
+        found: dict[int, list[_Vector]] = {}
         for each in _factors(self._program, self._known, [node for node, _ in self._affine]):
             found.setdefault(each.values.size, []).append(each)
         return {size: (each, np.stack([factor.values for factor in each])) for size, each in found.items()}
 
     @cached_property
-    def _biases(self) -> dict[int, list[_Bias]]:
+    def _biases(self) -> dict[int, list[_Vector]]:
         """What a bias becomes in an affine node: none, and each vector that the node before it reads."""
-        makers = {name: node for node in self._program.graph.node for name in node.output}
-        found: dict[int, list[_Bias]] = {}
+        makers, found = self._program.makers, dict[int, list[_Vector]]()
         for affine, data in self._affine:
             given = {"no bias": np.zeros(affine.size, np.float32)}
             for name in makers[data].input if data in makers else ():
@@ -291,22 +271,18 @@ class _ConstantIndex:
 
     def find(self, y: Array) -> Fold | None:
         for name, x in self._computed.get(y.shape, ()):
-            if _distance(x[_sample(x.shape)], y[_sample(y.shape)], _unit(np.abs(y).max())) is not None:
-                far = _distance(x, y, self._units(name, x))
-                if far is not None:
-                    return Fold(far, f"{quoted(name)}, computed", _lifted(x))
+            alike = _near(x[_sample(x.shape)], y[_sample(y.shape)], _unit(np.abs(y).max()))
+            if alike and _near(x, y, self._units(name, x)):
+                return Fold(f"{quoted(name)}, computed", _lifted(x))
         squeezed = y.squeeze()
         found = self._product(squeezed)
         if found is None and squeezed.ndim == 1:
-            for bias in self._biases.get(squeezed.size, ()):
-                far = _distance(bias.values, squeezed, bias.units)
-                if far is not None:
-                    found = far, bias.spelling, bias.residues
-                    break
+            biases = self._biases.get(squeezed.size, ())
+            found = next((each for each in biases if _near(each.values, squeezed, each.units)), None)
         if found is None:
             return None
-        far, spelling, residues = found
-        return Fold(far, spelling, lambda field: residues(field).reshape(y.shape))
+        residues = found.residues
+        return Fold(found.spelling, lambda field: residues(field).reshape(y.shape))
 
     def _units(self, name: str, x: Array) -> Array:
         """Entry by entry, how much a computed tensor changes if constants change in their last places."""
@@ -334,7 +310,7 @@ class _ConstantIndex:
         terms = np.abs(np.stack(values[1:]) - values[0]).max(0) / _NUDGE
         return np.asarray(_unit(np.maximum(terms, np.abs(x))))
 
-    def _product(self, y: Array) -> tuple[float, str, Residues] | None:
+    def _product(self, y: Array) -> Fold | None:
         """A weight times a factor."""
         peak = np.unravel_index(int(np.abs(y).argmax()), y.shape)
         tried, sample, ordered = 0, _sample(y.shape), [*self._ordered(y.shape, peak)]
@@ -349,16 +325,15 @@ class _ConstantIndex:
                     factor = factors[place]
                     shape = [-1 if each == axis else 1 for each in range(y.ndim)]
                     values = np.broadcast_to(factor.values.reshape(shape), y.shape)
-                    if _distance(x[sample] * values[sample], y[sample]) is None or (tried := tried + 1) > _TRIED:
+                    if not _near(x[sample] * values[sample], y[sample]) or (tried := tried + 1) > _TRIED:
                         continue
-                    far = _distance(x, y, None, values)
-                    if far is not None:
-                        return far, f"{name} {factor.spelling}".strip(), _times(x, factor, shape)
+                    if _near(x, y, None, values):
+                        return Fold(f"{name} {factor.spelling}", _times(x, factor, shape))
         return None
 
     def _ordered(
         self, shape: tuple[int, ...], peak: Sequence[Any]
-    ) -> Iterator[tuple[int, list[_Factor], Array, Array]]:
+    ) -> Iterator[tuple[int, list[_Vector], Array, Array]]:
         """Axis, factors along it, and the order of their values at one position."""
         for axis in range(max(len(shape), 1)):
             for size in {1, shape[axis] if shape else 1} if axis == 0 else {shape[axis]} - {1}:
@@ -369,7 +344,7 @@ class _ConstantIndex:
                     yield axis, factors, order, column[order]
 
 
-def _times(x: Array, factor: _Factor, shape: Sequence[int]) -> Residues:
+def _times(x: Array, factor: Fold, shape: Sequence[int]) -> Residues:
     def residues(field: Field) -> Array:
         weight = field.lift(np.ascontiguousarray(x), scalar=x.ndim < 2).entries
         return field.mul(weight, factor.residues(field).reshape(shape))
@@ -382,9 +357,8 @@ def _unit(magnitude: Any) -> Any:
     return np.spacing(np.maximum(magnitude, _TINY).astype(np.float32)).astype(np.float64)
 
 
-def _distance(x: Array, y: Array, unit: Any = None, factor: Array | None = None) -> float | None:
-    """The largest distance of x (times a factor) from y in units, by default those of y; None above the limit."""
-    far = 0.0
+def _near(x: Array, y: Array, unit: Any = None, factor: Array | None = None) -> bool:
+    """Whether x (times a factor) is as near to y as roundings are, in units that are by default those of y."""
     rows = max(_CHUNK // max(math.prod(y.shape[1:]), 1), 1) if y.ndim else 1
     for start in range(0, y.shape[0] if y.ndim else 1, rows):
         cut = slice(start, start + rows) if y.ndim else ()
@@ -392,7 +366,6 @@ def _distance(x: Array, y: Array, unit: Any = None, factor: Array | None = None)
         exact = x[cut].astype(np.float64)
         exact = exact if factor is None else exact * factor[cut]
         scale = _unit(np.abs(part)) if unit is None else unit[cut] if np.ndim(unit) else unit
-        far = max(far, float((np.abs(exact - part) / scale).max(initial=0)))
-        if not far <= ULPS:
-            return None
-    return far
+        if not (np.abs(exact - part) / scale <= ULPS).all():  # nor where one of them is NaN
+            return False
+    return True

@@ -7,7 +7,7 @@ weights inside the heads, their masks, their layout and their output projection 
 1. `proposals` reads F_A and F_B at one small size, by following an entry backwards (`rewriter.proof.values.walk`).
 2. `Replacing` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
    note how far below its row's first score each masked score is (`Regions.unmasked`).
-3. `bounded` encloses |F_B - F_A| for every real y, by ball arithmetic.
+3. `distance` encloses |F_B - F_A| for every real y, by ball arithmetic.
 
 What has to be trusted: that A' has the same values as B, and the enclosures of F_A and F_B. A wrong walk, name or plan
 can only leave a pair undecided, because a wrong F_A is not what A computes, and a wrong F_B not what B does.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -29,6 +29,8 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.moves import SAME_NUMBERS
+from rewriter.evaluate.scalar import COMPARISONS, FARTHEST, LOGIC
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate.bounds import Bound, bound
@@ -46,19 +48,16 @@ from rewriter.proof.certificate.expressions import (
     sub,
     total,
 )
-from rewriter.proof.records import CEILINGS, TOPS, UNCLAIMED, Claimed
+from rewriter.proof.records import CEILINGS, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import (
-    COMPARISONS,
-    LOGIC,
     PRODUCTS,
     UNFIT,
     Kept,
-    Lost,
     Walk,
     aligned,
     in_field,
-    makers_of,
+    unraveled,
     wide,
 )
 
@@ -66,16 +65,16 @@ MOST_LEAVES = 2
 _DEEPEST = 100_000
 _MOST_PLACES = 400
 """Places of a tensor of B that are tried for one row of weights."""
-_DOMAINS = (512.0, 508.0)
-"""What is tried where a function does not hold everywhere: how far the programs of this tool reach."""
+_DOMAINS = (None, 512.0, 508.0)
+"""What is tried: all numbers and, where a function does not hold for these, how far the programs of this tool reach."""
 _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
 _EXACT = 1e-15
 """What a claim of 0 allows."""
 _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
-_FARTHEST = -(2.0**59)
-WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
+UNLIMITED = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
+"""Linear layers and norms, which may compute every number."""
 _ELEMENTWISE = ("Clip", "Log", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
 _SCALES = ("Mul", "Div", "Neg", "Cast", "Identity")
@@ -94,29 +93,19 @@ class Region:
     leaves: tuple[str, ...]  # tensors of A that it is a function of: the pre-activation, or both operands of a gate
     original: Expression  # F_A, of `leaf(0)` and `leaf(1)`
     rewritten: Expression  # F_B
-    bound: Bound | None = None  # what was proved about their distance; None until it was asked for
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """What a region is held to."""
+def allowance(claim: Claimed | None, elem_types: Sequence[int], limit: float) -> tuple[float, Sequence[float | None]]:
+    """The largest |F_B - F_A| / max(1, |F_A|) of a region, and the largest |y| for that, None for all; tried in turn.
 
-    limit: float = UNCLAIMED  # the largest |F_B - F_A| / max(1, |F_A|)
-    top: fmpq = TOPS[onnx.TensorProto.FLOAT]  # the largest finite number of the leaf's type
-    domains: tuple[float | None, ...] = (None, *_DOMAINS)  # the largest |y| for that, None for all; tried in turn
-
-
-def allowance(claim: Claimed | None, activation: int, pre_activation: int, limit: float) -> Allowed:
-    """What a region of these element types is held to; `limit` is that of one without a claim.
-
-    A claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no file
-    sets its own limit.
+    `limit` is that of a region without a claim, `elem_types` are those of the activation and the pre-activation. A
+    claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no
+    file sets its own limit.
     """
-    top = TOPS[pre_activation]
     if claim is None:
-        return Allowed(limit, top)
-    ceilings = (CEILINGS.get(each, 0.0) for each in (activation, pre_activation))
-    return Allowed(min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, top, (claim.domain,))
+        return limit, _DOMAINS
+    ceilings = (CEILINGS.get(each, 0.0) for each in elem_types)
+    return min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
 
 
 @dataclass(frozen=True)
@@ -128,26 +117,24 @@ class Regions:
     masks: Mapping[str, frozenset[Fraction]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
     forgotten: tuple[str, ...] = ()  # softmaxes whose scores may be larger than the number that masks
-    far: frozenset[str] = frozenset()  # those masked only by numbers that A masks with, or that are below every score
-    near: frozenset[str] = frozenset()  # those masked by other numbers too
+    # By softmax of B, whether all that masks it are numbers that A masks with, or that are below every score.
+    far: Mapping[str, bool] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()  # tensors of B that entries were followed through
     cones: frozenset[str] = frozenset()  # tensors of A between the leaves of regions and their outputs
 
     def joined(self, other: Regions) -> Regions:
         """What was proposed at either of two sizes."""
-        masks = {
-            name: one.union(two) if one and two else frozenset[Fraction]()
-            for name in self.masks.keys() | other.masks.keys()
-            for one, two in [(self.masks.get(name, other.masks.get(name)), other.masks.get(name, self.masks.get(name)))]
-        }
+        masks = {**self.masks, **other.masks}
+        for name in self.masks.keys() & other.masks.keys():
+            one, two = self.masks[name], other.masks[name]
+            masks[name] = one | two if one and two else frozenset()
         regions = {**other.regions, **self.regions}
         return Regions(
             regions,
             masks,
             {name: text for name, text in {**other.failures, **self.failures}.items() if name not in regions},
             self.forgotten + other.forgotten,
-            (self.far | other.far) - self.near - other.near,
-            self.near | other.near,
+            {name: self.far.get(name, True) and other.far.get(name, True) for name in (*self.far, *other.far)},
             self.inside | other.inside,
             self.cones | other.cones,
         )
@@ -163,7 +150,7 @@ class Regions:
         return [
             name
             for name, gaps in b.gaps.items()
-            if (name in self.masks or name not in self.far) and gaps - known - allowed.get(name, set())
+            if (name in self.masks or not self.far.get(name)) and gaps - known - allowed.get(name, set())
         ]
 
 
@@ -186,20 +173,18 @@ class Replacing(Fingerprints):
         self.gaps: dict[str, set[int]] = {}  # by softmax, how far masked scores are below their row's first
         self._regions = regions or {}
         self._leaves = {name for each in self._regions.values() for name in each.leaves}
-        self._makers = makers_of(program)
         self._values: dict[str, Value] = {}
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region, and note what masks a softmax. Raises Unsupported where F_A is not what A computes."""
         super().computed(node, name, environment)
-        if self._makers.get(name) is not node:
+        if self.program.makers.get(name) is not node:
             return  # a part of an operator's definition, which may have any name
         for each in {*node.input, name} & self._leaves:
             self._values[each] = environment[each]
         region = self._regions.get(name)
         if region is not None:
-            leaves = {leaf(place): self._values[each].entries for place, each in enumerate(region.leaves)}
-            environment[name] = _replaced(self.field, region, leaves, environment[name])
+            environment[name] = _replaced(self.field, region, self._values, environment[name])
             if name in self._leaves:
                 self._values[name] = environment[name]
         if node.op_type in ("Softmax", "Exp") and name == node.output[0]:
@@ -223,8 +208,9 @@ class Replacing(Fingerprints):
             self.gaps.setdefault(name, set()).update(np.unique(found).tolist())
 
 
-def _replaced(f: Field, region: Region, leaves: Mapping[Expression, Array], value: Value) -> Value:
-    """What F_B is. Raises Unsupported where the tensor is not F_A."""
+def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
+    """What F_B is, of the values of the leaves. Raises Unsupported where the tensor is not F_A."""
+    leaves = {leaf(place): values[name].entries for place, name in enumerate(region.leaves)}
     if not np.array_equal(np.broadcast_to(in_field(f, region.original, leaves), value.shape), value.entries):
         raise Unsupported(f"the activation {region.output} is not the function that was read")
     return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
@@ -286,12 +272,13 @@ def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
             if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
                 forgotten.append(name)
     known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
-    numbers_of = {name: _mask_numbers(theirs, name) for name in _masked_softmaxes(theirs)}
-    far = frozenset(n for n, all_of in numbers_of.items() if all(x <= _FARTHEST or x in known for x in all_of))
-    near = frozenset(numbers_of.keys() - far)
+    far = {
+        name: all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
+        for name in _masked_softmaxes(theirs)
+    }
     inside = frozenset(reader.inside)
     cones = frozenset(name for each in regions.values() for name in _between(reader, each.output, each.leaves))
-    return Regions(regions, masks, reader.failures, tuple(forgotten), far, near, inside, cones)
+    return Regions(regions, masks, reader.failures, tuple(forgotten), far, inside, cones)
 
 
 def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
@@ -344,7 +331,7 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
             spot = tuple(places[at].tolist())
             walk = Walk(run, {})
             found[residue] = sub(walk.at(scores, spot), walk.at(scores, (*spot[:-1], int(first[at]))))
-    except (Lost, NotAFunction):
+    except NotAFunction:
         return frozenset()
     numbers = [_number(each) for each in found.values()]
     low = [each for each in numbers if each is not None and each <= _LEAST_MASK]
@@ -437,8 +424,7 @@ class _Reader(Kept):
                 continue
             try:
                 region = self._read(name, leaves, layer)
-                values = {leaf(place): self.values[each].entries for place, each in enumerate(leaves)}
-                new = {name: _replaced(self.field, region, values, self.values[name])}
+                new = {name: _replaced(self.field, region, self.values, self.values[name])}
                 around = ChainMap(dict(new), environment, self.values)  # what is no longer needed included
                 for each in before:
                     if not new.keys().isdisjoint(each.input):
@@ -447,7 +433,7 @@ class _Reader(Kept):
                 self.values.update(new)
                 environment.update(new)
                 self.regions[name] = region
-            except (Lost, NotAFunction, Unsupported, *UNFIT) as error:
+            except (NotAFunction, Unsupported, *UNFIT) as error:
                 self.failures[name] = str(error)
         super().node(node, environment)
         before.append(node)
@@ -457,12 +443,11 @@ class _Reader(Kept):
         super().computed(node, name, environment)
         region = self.regions.get(name)
         if region is not None and self.makers.get(name) is node:
-            leaves = {leaf(place): environment[each].entries for place, each in enumerate(region.leaves)}
-            environment[name] = _replaced(self.field, region, leaves, environment[name])
+            environment[name] = _replaced(self.field, region, environment, environment[name])
 
     def _activation(self, name: str) -> str | None:
         """The tensor that is only laid out in another way, or quantised; None where B has it."""
-        while name in self.makers and self.makers[name].op_type in (*WRAPPERS, *_QUANTISERS):
+        while name in self.makers and self.makers[name].op_type in (*SAME_NUMBERS, *_QUANTISERS):
             name = self.makers[name].input[0]
         known = name in self.regions or name in self.failures or name not in self.prints
         return None if known or self._partnered(name) else name
@@ -519,7 +504,7 @@ class _Reader(Kept):
         return data
 
     def _read(self, name: str, leaves: Sequence[str], layer: _Layer) -> Region:
-        """Both functions. Raises Lost, NotAFunction."""
+        """Both functions. Raises NotAFunction."""
         entries = [self.values[each].entries for each in leaves]
         symbols = [leaf(place) for place in range(len(leaves))]
         shape = self.values[layer.data].shape
@@ -535,7 +520,7 @@ class _Reader(Kept):
         told = told[(told[:, :fixed] == middle[:fixed]).all(axis=1)]
         middle = min(told.tolist(), key=lambda each: int(np.abs(np.subtract(each, middle)).sum()), default=middle)
         flat = np.ravel_multi_index(middle, shape)  # what lays the activation out keeps the order of its entries
-        place = tuple(int(each) for each in np.unravel_index(flat, self.values[name].shape))
+        place = unraveled(int(flat), self.values[name].shape)
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
@@ -554,7 +539,7 @@ class _Reader(Kept):
                         yield int(self.field.lift(value).entries.reshape(())), number
 
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
-        """Entries of B that multiply a row of weights. Raises Lost where there are none."""
+        """Entries of B that multiply a row of weights. Raises NotAFunction where there are none."""
         run, terms, why = self._theirs, list[Expression](), ""
         for name, spots in _multiplied(run, layer, n, place):
             for spot in spots:
@@ -563,7 +548,7 @@ class _Reader(Kept):
                 walk = Walk(run, leaves)
                 try:
                     made = walk.at(name, spot)
-                except (Lost, NotAFunction) as error:
+                except NotAFunction as error:
                     why = why or str(error)
                     continue
                 if not set(ordered(made)).isdisjoint(leaves.values()):
@@ -574,7 +559,7 @@ class _Reader(Kept):
                         self.scores.setdefault(softmax, []).append(walk.scores[softmax])
                     break
         if not terms:
-            raise Lost(why or "its row of weights is in no constant factor")
+            raise NotAFunction(why or "its row of weights is in no constant factor")
         return terms
 
 
@@ -587,31 +572,24 @@ def _telling_row(weight: Array) -> int:
 
 def _multiplied(
     run: Kept, layer: _Layer, n: int, place: Sequence[int]
-) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
+) -> Iterator[tuple[str, Sequence[tuple[int, ...]]]]:
     """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
     for node in run.makers.values():
         for other in _layers(run, node, run.values):
             named = not isinstance(layer.weight, str) or other.data == layer.data
-            if other.data in run.values and other.axis == layer.axis and named:
-                yield from _places(run.values[other.data].shape, layer, other, n, place)
-
-
-def _places(
-    shape: tuple[int, ...], layer: _Layer, other: _Layer, n: int, place: Sequence[int]
-) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
-    """Those of one tensor, which has this shape."""
-    axis = other.axis
-    if layer.matrix is not None and other.matrix is not None:
-        rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
-    else:
-        rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
-    for front, k in rows:
-        sizes = [1 if each == axis % len(shape) else size for each, size in enumerate(shape)]
-        spots = ([*spot] for spot in np.ndindex(*sizes) if _fits(shape, spot[:-1], front))
-        tried = sorted(spots, key=lambda each: _other_places(each, place, axis))[:_MOST_PLACES]
-        for spot in tried:
-            spot[axis] = k
-        yield other.data, iter(map(tuple, tried))
+            if other.data not in run.values or other.axis != layer.axis or not named:
+                continue
+            shape = run.values[other.data].shape
+            if layer.matrix is not None and other.matrix is not None:
+                rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
+            else:
+                rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
+            for front, k in rows:
+                axis = range(len(shape))[other.axis]
+                lines = np.ndindex(*shape[:axis], 1, *shape[axis + 1 :])
+                spots = [(*at[:axis], k, *at[axis + 1 :]) for at in lines if _fits(shape, at[:-1], front)]
+                spots.sort(key=lambda spot: _other_places(spot, place, other.axis))
+                yield other.data, spots[:_MOST_PLACES]
 
 
 def _other_places(spot: Sequence[int], place: Sequence[int], axis: int) -> bool:
@@ -639,11 +617,6 @@ def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[in
 # -- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def bounded(regions: Iterable[Region], allowed: Callable[[Region], Allowed]) -> list[Region]:
-    """Regions with what is proved about them."""
-    return [replace(region, bound=_distance(region, allowed(region))) for region in regions]
-
-
 def linear_leaf(region: Region) -> int | None:
     """Which of two leaves both functions are linear in; None without such a one."""
     if len(region.leaves) < MOST_LEAVES:
@@ -653,20 +626,21 @@ def linear_leaf(region: Region) -> int | None:
     return next((place for place in places if all(degree_in(side, leaf(place)) == 1 for side in both)), None)
 
 
-def _distance(region: Region, allowed: Allowed) -> Bound:
-    """A bound on the distance of both as functions of one leaf.
+def distance(region: Region, limit: float, domains: Sequence[float | None], top: fmpq) -> Bound:
+    """A bound on the distance of both as functions of one leaf, by what `allowance` gives.
 
     Of two leaves, both must be linear in one; or they are products of a function of each, which are bounded one by one.
+    `top` is the largest finite number of the leaf's type.
     """
     value = linear_leaf(region)
     if value is None and len(region.leaves) == MOST_LEAVES:
         ours, theirs = _factors(region.original), _factors(region.rewritten)
         if ours is None or theirs is None:
             reason = "combines two tensors in a way that is not linear in one of them"
-            return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
+            return Bound(False, limit, np.inf, 0.0, None, False, None, 0, reason)
         alone = [replace(region, leaves=(each,)) for each in region.leaves]
         pairs = zip(alone, ours, theirs, strict=True)
-        found = [_distance(replace(each, original=one, rewritten=two), allowed) for each, one, two in pairs]
+        found = [distance(replace(x, original=f, rewritten=g), limit, domains, top) for x, f, g in pairs]
         worst = max(found, key=lambda each: (not each.holds, each.bound))
         return replace(worst, domain=min((x.domain for x in found if x.domain is not None), default=None))
     values = {leaf(place): ONE if place == value else VARIABLE for place in range(MOST_LEAVES)}
@@ -674,8 +648,7 @@ def _distance(region: Region, allowed: Allowed) -> Bound:
     # Without a claim, only heads are taken to be meant for some numbers alone: several exponentials share their weight.
     kinds = [part.operator for part in ordered(region.rewritten)]
     limited = "softmax" in kinds or kinds.count("exp") > 1
-    domains = allowed.domains if limited else allowed.domains[:1]
-    tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in domains)
+    tried = (bound(one, two, limit=limit, top=top, domain=each) for each in (domains if limited else domains[:1]))
     everywhere = next(tried)
     return everywhere if everywhere.holds else next((each for each in tried if each.holds), everywhere)
 

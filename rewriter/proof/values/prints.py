@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +35,20 @@ class Fingerprints(Evaluator):
         field: Field,
         feeds: Mapping[str, Array],
         *,
-        keep: Collection[str] | None = (),
+        keep: bool = False,
         printing: bool = True,
         cover: dict[bytes, Array] | None = None,
         **options: Any,
     ) -> None:
-        """As `Evaluator`. `keep` are tensors whose values are kept, None for all.
+        """As `Evaluator`. With `keep`, the values of all tensors are kept, with `printing`, their fingerprints.
 
         `cover` gets, by content of a constant table, which of its entries were read in all evaluations so far.
         """
         super().__init__(program, field, feeds, **options)
         self.field, self.keep, self.cover = field, keep, {} if cover is None else cover
         self._printing = printing
+        # Tables of which this size may read only a part, by content: name and shape.
+        self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.kept: dict[str, Any] = {}
@@ -55,20 +57,17 @@ class Fingerprints(Evaluator):
         super().record(name, value)
         if isinstance(value, (Value, np.ndarray)):
             self.shapes[name] = value.shape
-        if self.keep is None or name in self.keep:
+        if self.keep:
             self.kept[name] = value
         if self._printing and is_float(value):
             self.prints[name] = self.print_of(value)
 
     def print_of(self, value: Value | Array) -> Print:
         """The fingerprint of entries, or of constants, which is that of the entries that they are."""
-        if not isinstance(value, Value) and value.size > _LARGE:
-            content: Any = np.ascontiguousarray(value)
-            digest = hashlib.blake2b(content, digest_size=16, key=self.field.key).digest()
-            return Print((value.shape, digest), (value.size, digest))
-        entries: Any = np.ascontiguousarray(self.field.lift(value).entries)
+        large = not isinstance(value, Value) and value.size > _LARGE
+        entries: Any = np.ascontiguousarray(value if large else self.field.lift(value).entries)
         digest = hashlib.blake2b(entries, digest_size=16, key=self.field.key).digest()
-        loose = int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
+        loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
         return Print((entries.shape, digest), (entries.size, loose))
 
     def read_in_part(self, call: Call, name: str, table: Array, operands: Any) -> None:
@@ -77,12 +76,7 @@ class Fingerprints(Evaluator):
         self.partial[key] = name, table.shape
         if call.kind not in ("Slice", "Gather") or call.node.input[0] != name:
             return
-        ids = np.arange(table.size, dtype=np.int64).reshape(table.shape)
-        if call.kind == "Slice":
-            read = OPERATORS["", "Slice"](call, ids, *operands[1:])
-        else:
-            axis = call.get("axis", 0)
-            read = np.take(ids, np.where(operands[1] < 0, operands[1] + table.shape[axis], operands[1]), axis)
+        read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
         self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
 
 

@@ -34,7 +34,7 @@ _MOST_CONE = 2_000  # nodes between two anchors
 class _Side:
     """One model, evaluated at several points."""
 
-    def __init__(self, program: Program, names: Mapping[str, str], runs: Sequence[Fingerprints] = ()) -> None:
+    def __init__(self, program: Program, names: Mapping[str, str], runs: Sequence[Fingerprints]) -> None:
         self.program = program
         self.fixed: Container[str] = runs[0].fixed if runs else ()
         self.prints = runs[0].prints if runs else {}
@@ -73,18 +73,14 @@ class _Side:
         return self.shapes[0].get(name, (0,) * 9) if constant is None else constant.shape
 
 
-def departs(a: Sequence[Fingerprints], b: Sequence[Fingerprints], names: Mapping[str, str]) -> str:
-    """Why equal values at these points are not known to be equal at every size; empty if they are.
+def departs(a: Program, b: Program, names: Mapping[str, str], runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> str:
+    """Why equal values at some points are not known to be equal at every size; empty if they are.
 
-    Both were evaluated with fingerprints at the first point; `names` are those of A that B calls otherwise.
+    `names` are those of A that B calls otherwise. `runs` are the evaluations of both, with fingerprints at the first
+    point; without any, the same operators must compute all outputs from the same constants and inputs.
     """
-    sides = _Side(a[0].program, {}, a), _Side(b[0].program, {new: old for old, new in names.items()}, b)
+    sides = _Side(a, {}, runs[0]), _Side(b, {new: old for old, new in names.items()}, runs[1])
     return _Anchors(*sides).why(names)
-
-
-def identical(a: Program, b: Program, names: Mapping[str, str]) -> bool:
-    """Whether the same operators compute all outputs from the same constants and inputs, which needs no evaluation."""
-    return not _Anchors(_Side(a, {}), _Side(b, {new: old for old, new in names.items()})).why(names)
 
 
 class _Anchors:

@@ -22,13 +22,14 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, integers, is_float, known_number
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float, known_number
 from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.nodes import CONTROL
-from rewriter.evaluate.scalar import is_far, is_last
+from rewriter.evaluate.reductions import axes_of, flat
+from rewriter.evaluate.scalar import COMPARISONS, LOGIC, is_far, is_last
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
-from rewriter.graph.walk import iter_nodes
 from rewriter.proof.certificate.expressions import (
     BUILDERS,
     CUBIC,
@@ -57,12 +58,9 @@ from rewriter.proof.certificate.expressions import (
 from rewriter.proof.values.prints import Fingerprints
 
 Index = tuple[int, ...]
-COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-LOGIC = ("And", "Or", "Not")
 _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
-_COUNTED = {"Shape", "Size", "Where"}
-_MOVED = (MOVES | {"Cast", "CastLike", "Dropout", "GatherElements", "Pad", "Tile", "Trilu"}) - _COUNTED
+_MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
 _COINS = ("Where", "Clip")
 _MOST_STEPS = 20_000
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
@@ -73,21 +71,12 @@ _OPEN = symbol("open")
 """An end of a Clip that is left out."""
 
 
-class Lost(Exception):  # noqa: N818 - says what was not found
-    """An entry is not seen to be a function of the leaves."""
-
-
-def makers_of(program: Program) -> dict[str, onnx.NodeProto]:
-    """Tensor to the node that computes it, bodies included."""
-    return {name: node for node in iter_nodes(program.graph.node) for name in node.output if name}
-
-
 class Kept(Fingerprints):
     """An evaluation whose tensors are all kept, at a small size; of a loop, those of the first round."""
 
     def __init__(self, program: Program, field: Field, feeds: Mapping[str, Array], **options: Any) -> None:
         super().__init__(program, field, feeds, **options)
-        self.makers = makers_of(program)
+        self.makers = program.makers
         self.values: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
@@ -124,15 +113,15 @@ class Walk:
         self._sources: dict[str, Sequence[Any]] = {}
 
     def at(self, name: str, index: Index) -> Expression:
-        """What an entry is. Raises Lost, or NotAFunction."""
+        """What an entry is. Raises NotAFunction where it is not seen to be a function of the leaves."""
         key = name, index
         if key not in self.known:
             if len(self.known) > _MOST_STEPS:
-                raise Lost("it is a function of too many entries")
+                raise NotAFunction("it is a function of too many entries")
             try:
                 self.known[key] = self._followed(name, index)
             except UNFIT as error:
-                raise Lost(f"{name} cannot be followed: {type(error).__name__}") from error
+                raise NotAFunction(f"{name} cannot be followed: {type(error).__name__}") from error
         return self.known[key]
 
     def _followed(self, name: str, index: Index) -> Expression:
@@ -147,12 +136,12 @@ class Walk:
         leaf = self._leaves.get(int(value.entries[index]))
         if node is None:
             if leaf is None:
-                raise Lost(f"it reads the input {name}")
+                raise NotAFunction(f"it reads the input {name}")
             return leaf
         if leaf is None:
             try:
                 return self._behind(node, name, index)
-            except Lost:
+            except NotAFunction:
                 leaf = self._shifted(int(value.entries[index]))
                 if leaf is None:
                     raise
@@ -160,7 +149,7 @@ class Walk:
         if self._goes_on(node, index):
             try:  # Clip(y), or 1 times it, may happen to be y in the field: there is a y behind it
                 return self._behind(node, name, index)
-            except (Lost, NotAFunction):
+            except NotAFunction:
                 pass
         return leaf
 
@@ -211,16 +200,13 @@ class Walk:
         def operand(place: int) -> Expression:
             return self.at(node.input[place], aligned(index, given[place].shape))
 
-        if kind in ("Cast", "CastLike") and self._run.depends(node.input[0]) and not isinstance(given[0], Value):
+        if kind in CASTS and self._run.depends(node.input[0]) and not isinstance(given[0], Value):
             return self._chosen(node.input[0], index, ONE, ZERO)
         if kind in _MOVED:
             return self._moved(node, name, index)
-        if kind in PRODUCTS:
-            return self._product(node, index)
-        if kind == "Softmax":
-            return self._softmax(node, index)
-        if kind == "ReduceSum":
-            return self._sum(node, index)
+        combined = {"Softmax": self._softmax, "ReduceSum": self._sum, **dict.fromkeys(PRODUCTS, self._product)}
+        if kind in combined:
+            return combined[kind](node, index)
         if kind == "Where":
             if self._run.depends(node.input[0]):
                 return self._chosen(node.input[0], index, operand(1), operand(2))
@@ -231,7 +217,7 @@ class Walk:
         if kind == "Log":
             return _softplus_of(operand(0))
         if key_of(node) not in OPERATORS:
-            raise Lost(f"{kind} is not followed")
+            raise NotAFunction(f"{kind} is not followed")
         return scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
 
     def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
@@ -260,23 +246,21 @@ class Walk:
             ]
             operator = row(*key_of(node))
             if operator is None:
-                raise Lost(f"{node.op_type} has no row")
-            call = Call(node, node.op_type, self._run.program.attributes(node), self._run)
-            self._sources[node.output[0]] = tuple_of(operator(call, *numbered))
+                raise NotAFunction(f"{node.op_type} has no row")
+            self._sources[node.output[0]] = tuple_of(operator(self._call(node), *numbered))
         number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])
         if number == 0:
             return ZERO  # what is filled in
         source = int(np.searchsorted(ends, number))
         shape = given[source].shape
-        flat = number - 1 - int(ends[source] - given[source].size)
-        return self.at(node.input[source], tuple(int(each) for each in np.unravel_index(flat, shape)))
+        return self.at(node.input[source], unraveled(number - 1 - int(ends[source] - given[source].size), shape))
 
     def _product(self, node: onnx.NodeProto, index: Index) -> Expression:
         """The sum of the products that are not 0; their second factor first, which is constant in a linear layer."""
         run, attributes = self._run, self._run.program.attributes(node)
         a, b, *bias = run.operands(node)
         if a.ndim < 2 or b.ndim < 2 or attributes.get("transBatchA") or attributes.get("transBatchB"):
-            raise Lost("a product with a vector")
+            raise NotAFunction("a product with a vector")
         live = (_factors(run, node, a, index, 0) != 0) & (_factors(run, node, b, index, 1) != 0)
         terms = []
         for k in np.flatnonzero(live).tolist():
@@ -312,19 +296,16 @@ class Walk:
         return ONE if len(logits) == 1 else symbol("softmax", tuple(logits), kept.index(index[axis]))
 
     def _sum(self, node: onnx.NodeProto, index: Index) -> Expression:
-        given, attributes = self._run.operands(node), self._run.program.attributes(node)
-        stated = integers(given[1]) if len(given) > 1 and given[1] is not None else attributes.get("axes")
-        rank = given[0].ndim
-        axes = {axis % rank for axis in (stated or range(rank))}
-        if not stated and attributes.get("noop_with_empty_axes"):
-            raise Lost("a sum of nothing")
-        kept = iter([i for axis, i in enumerate(index) if axis not in axes] if attributes.get("keepdims", 1) else index)
-        whole = [None if axis in axes else next(kept) for axis in range(rank)]
-        terms = []
-        for spot in np.ndindex(*(given[0].shape[axis] for axis in sorted(axes))):
-            along = iter(spot)
-            terms.append(self.at(node.input[0], tuple(next(along) if each is None else each for each in whole)))
-        return total(terms)
+        x, *stated = self._run.operands(node)
+        call = self._call(node)
+        axes = axes_of(call, x, *stated or [None])
+        if call.get("keepdims", 1):
+            index = tuple(i for axis, i in enumerate(index) if axis not in axes)
+        numbers = flat(np.arange(x.size).reshape(x.shape), axes)[index]
+        return total([self.at(node.input[0], unraveled(number, x.shape)) for number in numbers])
+
+    def _call(self, node: onnx.NodeProto) -> Call:
+        return Call(node, node.op_type, self._run.program.attributes(node), self._run)
 
     def _chosen(self, name: str, index: Index, a: Expression, b: Expression) -> Expression:
         """`a` where an entry of a condition holds, else `b`."""
@@ -333,7 +314,7 @@ class Walk:
         if node is None or not run.depends(name):
             return a if run.values[name][index] else b
         if isinstance(run.values[name], Value):
-            raise Lost("a condition that is a number")
+            raise NotAFunction("a condition that is a number")
         if node.op_type == "Not":
             return self._chosen(node.input[0], index, b, a)
         if node.op_type in LOGIC:
@@ -348,11 +329,16 @@ class Walk:
 
 
 def _softplus_of(inner: Expression) -> Expression:
-    """log(1 + exp(x)), the only logarithm that is followed. Raises Lost for another one."""
+    """log(1 + exp(x)), the only logarithm that is followed. Raises NotAFunction for another one."""
     for one, power in (inner.operands, inner.operands[::-1]) if inner.operator == "+" else ():
         if one is ONE and power.operator == "exp":
             return apply("softplus", power.operands[0])
-    raise Lost("Log is not followed")
+    raise NotAFunction("Log is not followed")
+
+
+def unraveled(number: int, shape: Sequence[int]) -> Index:
+    """The index of an entry from its place in order."""
+    return tuple(int(each) for each in np.unravel_index(number, shape))
 
 
 def aligned(index: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:

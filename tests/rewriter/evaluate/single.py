@@ -62,7 +62,7 @@ class AtFeeds(Evaluator):
 def values(
     model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic, quantised: Collection[str] = ()
 ) -> list[Any]:
-    evaluator = AtFeeds(Program(load_model(model)), arithmetic, feeds, blend=False)
+    evaluator = AtFeeds(Program(load_model(model)), arithmetic, feeds)
     evaluator.quantised = quantised
     return list(evaluator.run().values())
 

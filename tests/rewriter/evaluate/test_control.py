@@ -102,3 +102,10 @@ def test_what_integer_inputs_decide_is_known_inside_and_outside() -> None:
     evaluator.run()
     assert {"k", "z", "s", "t", "v", "y"} <= evaluator.decided
     assert "x" not in evaluator.decided
+
+
+def test_long_texts_are_told_apart() -> None:
+    kernels, node = rewriter.evaluate.nodes.Kernels({"": 17}, 8), helper.make_node("Identity", ["x"], ["y"])
+    one, other = np.full(2000, "a", object), np.full(2000, "a", object)
+    other[1000] = "b"
+    assert [kernels.run(node, [each])[0][1000] for each in (one, other)] == ["a", "b"]

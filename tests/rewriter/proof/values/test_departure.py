@@ -216,7 +216,7 @@ SPELLED = "{h}a = Neg({y}) {h}b = Neg({h}a) {h} = com.microsoft.FastGelu({h}b)"
 def test_differences_are_isolated(activations: tuple[str, ...], regions: list[Any]) -> None:
     """What lies behind one of them is compared with B's value in its place."""
     a, b = layers(*[GELU_OF] * 4), layers(*activations)
-    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b, keep=None))
+    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b, keep=True))
     differing = [each for each in found.regions if not each.same]
     assert [(*each.begins, *each.ends, each.nodes, each.counterpart, each.same) for each in differing] == regions
     whole = departure(evaluated(a), evaluated(b))
@@ -226,7 +226,7 @@ def test_differences_are_isolated(activations: tuple[str, ...], regions: list[An
 
 def test_what_only_moves_a_difference_is_no_other() -> None:
     a, b = (text_model(f"y = {name}(x) t = Transpose<perm = [1, 0, 2]>(y) out = Exp(t)") for name in ("Relu", "Tanh"))
-    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b, keep=None))
+    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b, keep=True))
     assert [(each.operators, each.ends) for each in found.regions] == [("Tanh", ("y",))]
 
 
@@ -239,7 +239,7 @@ def test_nothing_to_isolate() -> None:
         calls.append(len(values))
         return evaluated(a, replaced=values)
 
-    found = isolated(evaluate, evaluated(b, keep=None))
+    found = isolated(evaluate, evaluated(b, keep=True))
     assert len(calls) <= 9
     assert (found.node, [each.nodes for each in found.regions]) == ("Tanh 'p'", [2])
 
