@@ -16,7 +16,6 @@ from passes.forms import FORMS, convert
 from passes.match.blocks import Block, Dataflow
 from passes.options import DEFAULT_MAX_TOKENS, FormOptions
 from passes.plan import Plan, own_attention
-from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
 from rewriter.graph.walk import functions_with, reads
@@ -94,7 +93,7 @@ class Accounting:
 def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
     """The accounting of a plan; costs are for N = `tokens`."""
     heads, d_head = own_attention(plan.views, plan.recognised)
-    flows = ((view, Dataflow(view, Constants(view))) for view in plan.views)
+    flows = ((view, Dataflow(view)) for view in plan.views)
     total = sum(_elements(view, op.weight) for view, flow in flows for op in flow.operators.values())
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]

@@ -32,10 +32,12 @@ MAX_FIT_ERROR = 1e-3  # over the largest
 _STEEPNESS = 2.0**40
 
 
-def unnamed(unknown: Unknown) -> Identified | None:
-    """An unknown function as an unnamed activation; None if heads cannot be fitted to it."""
-    found = unknown.function
-    return None if found is None else Identified(_activation(found), (), 0.0, unknown.gated)
+@cache
+def unnamed(unknown: Unknown) -> Identified | Unknown:
+    """An unknown function as an unnamed activation, the same one each time; unchanged if heads cannot be fitted."""
+    if (found := unknown.function) is None:
+        return unknown
+    return Identified(replace(UNNAMED, function=lambda y, _: found(y)), (), 0.0, unknown.gated)
 
 
 def domain_of(reached: float) -> float:
@@ -79,11 +81,6 @@ def fitted(
     if made.max_error > max(allowed, _GATE_TOLERANCE * arithmetic.tolerance):
         return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_ADVICE}"
     return made
-
-
-@cache
-def _activation(function: Function) -> Activation:
-    return replace(UNNAMED, function=lambda y, _: function(y))
 
 
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:

@@ -229,7 +229,7 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
     if record is None:
         return Recognised()
     views = {view.path: view for view in all_views(model)}
-    flow_of = cache(lambda path: Dataflow(views[path], Constants(views[path])))
+    flow_of = cache(lambda path: Dataflow(views[path]))
     made, notes = list[Made](), list[str]()
     for each in record.blocks:
         try:

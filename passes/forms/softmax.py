@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import onnx
@@ -26,7 +25,6 @@ from passes.forms.builder import SMALLEST_OPSET, Builder, replacement
 from passes.forms.sublayer import (
     LARGEST_PATTERN,
     HeadWeights,
-    Pattern,
     Positions,
     StreamColumns,
     add_groups,
@@ -42,8 +40,8 @@ from passes.forms.sublayer import (
     write_output,
 )
 from passes.match.projections import projections_of
-from passes.programs.groups import Group, groups_of, spread_error, spreads
-from passes.programs.program import Head, Program, largest_change, narrowed
+from passes.programs.groups import Group, groups_of, spread_error, spreads, stored
+from passes.programs.program import Head, Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
@@ -112,18 +110,18 @@ def activation(conversion: Conversion) -> tuple[Program, bool]:
 def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     b, layout = Builder.of(view, conversion), _layout(conversion, groups_of(conversion.program))
-    data, stream, count = _opened(b, conversion, layout)
-    return _sublayer(b, conversion, layout, stream, under_mask(b, stream, count), data, count)
+    data, stream, count = open_stream(b, conversion, layout)
+    return attend_block(b, conversion, layout, stream, under_mask(b, stream, count), data, count)
 
 
 def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     b, groups = Builder.of(view, conversion), groups_of(conversion.program)
     layout, slots = _layout(conversion, groups), Positions(b, groups, conversion.options.positions)
-    data, stream, count = _opened(b, conversion, layout, slots)
+    data, stream, count = open_stream(b, conversion, layout, slots)
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
-    return _sublayer(b, conversion, layout, read, by_positions(b, slots, columns), data, count)
+    return attend_block(b, conversion, layout, read, by_positions(b, slots, columns), data, count)
 
 
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
@@ -154,41 +152,11 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
         both = b.concat([query, b.node("Expand", [alone, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
         return b.pattern(both, b.concat([key, keys], 3, f"key{suffix}"), suffix)
 
-    return _sublayer(b, conversion, layout, read, pattern, data, count, bounded=False)
-
-
-def _sublayer(
-    b: Builder,
-    conversion: Conversion,
-    layout: StreamColumns,
-    read: Tensor,
-    pattern: Pattern,
-    data: Tensor,
-    count: Tensor,
-    *,
-    bounded: bool = True,
-) -> Replacement:
-    """The heads on the columns `read` of a stream, whose rows of bias tokens are dropped after `count`."""
-    projections, elem_type = conversion.whole_block, conversion.block.elem_type
-    weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
-    attended = attend_block(weights, read, projections, groups_of(conversion.program), pattern, bounded=bounded)
-    written = b.rows(write_output(weights, attended, projections), 0, count, 1, "tokens_only")
-    b.write(as_before(b, written, data, projections), projections.result, elem_type)
-    return replacement(b, conversion, projections.result)
+    return attend_block(b, conversion, layout, read, pattern, data, count, bounded=False)
 
 
 def _layout(conversion: Conversion, groups: tuple[Group, ...]) -> StreamColumns:
     return StreamColumns(conversion.whole_block.query.in_features, max(group.bias_tokens for group in groups))
-
-
-def _opened(
-    b: Builder, conversion: Conversion, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's input, the stream that begins with it, and N as a 1-D tensor (`open_stream`)."""
-    projections = conversion.whole_block
-    data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    tokens = as_batches(b, data, projections.rank)
-    return data, *open_stream(b, tokens, layout, positions, hidden)
 
 
 # -- three sublayers -----------------------------------------------------------------------------------------------
@@ -207,7 +175,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     hidden = made if direct else made + neurons
     layout, slots = _layout(conversion, groups), Positions(b, groups, conversion.options.positions)
     start = model + 1 + slots.slots
-    data, stream, count = _opened(b, conversion, layout, slots, hidden)
+    data, stream, count = open_stream(b, conversion, layout, slots, hidden)
     ones = b.rows(stream, model, layout.width, 2, "indicator_columns")
     positions = b.rows(stream, model + 1, start, 2, "positions")
     alone = slots.scores(positions, 0, "self_scores")
@@ -274,17 +242,13 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
 
 def _as_written(prepared: Conversion) -> Conversion:
     """The program in float32 where float64 is not needed."""
-    program, single = prepared.program, partial(narrowed, dtype=np.float32)
+    program = prepared.program
     # Values may be so large, as those of exp and ELU, that float32 rounds their keys' offsets too much: an offset is
     # -ln(value), and half a unit in its last place is the relative error of the product with the weight.
     values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
     if not prepared.widened or program.double or max(values, default=0.0) > _LARGEST_VALUE:
         return prepared
-    heads = tuple(head.rounded(np.float32, factored=False, conditioned=True) for head in program.heads)
-    program = replace(program, heads=heads, linear=single(program.linear), constant=single(program.constant))
-    change = largest_change(prepared.program, program) + spread_error(program, np.float32)
-    program = replace(program, coefficient_error=program.coefficient_error + change)
-    return replace(prepared, program=program, double=False)
+    return replace(prepared, program=stored(program, np.float32, conditioned=True), double=False)
 
 
 def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:

@@ -19,10 +19,12 @@ from math import ceil, log2
 import numpy as np
 import onnx
 
-from passes.forms.builder import LARGEST_FLOAT32_QUERY, Builder
+from passes.conversion import Conversion
+from passes.forms.builder import LARGEST_FLOAT32_QUERY, Builder, replacement
 from passes.match.projections import Projection, Projections
-from passes.programs.groups import Group
+from passes.programs.groups import Group, groups_of
 from passes.programs.program import LARGEST_QUERY
+from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 
 # Bytes of W_QK between positions from which on these are refused; form `whole` takes as many by default as keep the
@@ -170,11 +172,12 @@ def with_indicator(
 
 
 def open_stream(
-    b: Builder, tokens: Tensor, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
-) -> tuple[Tensor, Tensor]:
-    """The tokens [batch, N, model], their indicators (or `positions`) and m bias tokens; N as a 1-D tensor."""
-    m = layout.bias_tokens
-    made, (batch, count) = with_indicator(b, tokens, 0 if positions else m)
+    b: Builder, conversion: Conversion, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The block's input; as tokens, with their indicators (or `positions`) and m bias tokens; N as a 1-D tensor."""
+    projections, m = conversion.whole_block, layout.bias_tokens
+    data = b.read(projections.query.data, conversion.block.elem_type, "input")
+    made, (batch, count) = with_indicator(b, as_batches(b, data, projections.rank), 0 if positions else m)
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
     if positions:
         own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
@@ -183,7 +186,7 @@ def open_stream(
         made = b.padded(made, 0, hidden, "tokens_wide") if hidden else made
     width = layout.model + 1 + (positions.slots if positions else m) + hidden
     rows = b.numbers("bias_token", np.eye(m, width, layout.model + 1)[None])
-    return b.concat([made, b.node("Expand", [rows, each], "bias_tokens")], 1, "stream"), count
+    return data, b.concat([made, b.node("Expand", [rows, each], "bias_tokens")], 1, "stream"), count
 
 
 class Positions:
@@ -275,17 +278,23 @@ def attend(
 
 
 def attend_block(
-    weights: HeadWeights,
+    b: Builder,
+    conversion: Conversion,
+    layout: StreamColumns,
     stream: Tensor,
-    projections: Projections,
-    groups: tuple[Group, ...],
     pattern: Pattern,
+    data: Tensor,
+    count: Tensor,
     *,
     bounded: bool = True,
-) -> Variable:
-    """All heads on the stream [batch, rows, width]; if not `bounded`, queries are not clipped."""
-    b, neurons = weights.b, weights.neurons
-    dimension = max(group.dimension for group in groups)
+) -> Replacement:
+    """All heads on the columns [batch, rows, width] of a stream, whose rows of bias tokens are dropped after `count`.
+
+    If not `bounded`, queries are not clipped.
+    """
+    projections, elem_type, groups = conversion.whole_block, conversion.block.elem_type, groups_of(conversion.program)
+    neurons, dimension = projections.query.out_features, max(group.dimension for group in groups)
+    weights = HeadWeights(b, layout, neurons, elem_type)
     constants = any(group.head.d or any(token.value for token in group.head.bias_tokens) for group in groups)
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
     z = weights.functional(projections.value, "W_V_first" if constants else "W_V") if projections.gated else y
@@ -299,7 +308,10 @@ def attend_block(
         return weights.project(stream, weight, 1 if group.head.c == 0.0 else neurons, 1, f"v{suffix}")
 
     query = b.bounded(unbounded, "finite_q") if bounded else unbounded
-    return attend(weights, stream, groups, query, values, pattern)
+    attended = attend(weights, stream, groups, query, values, pattern)
+    written = b.rows(write_output(weights, attended, projections), 0, count, 1, "tokens_only")
+    b.write(as_before(b, written, data, projections), projections.result, elem_type)
+    return replacement(b, conversion, projections.result)
 
 
 def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: Tensor, name: str) -> Variable:

@@ -214,7 +214,8 @@ def _line_error(program: Program, line: Line, domain: float) -> float:
     # Beyond its lowest g the line stays where it is.
     stays = g <= line.lowest if line.step > 0.0 else g >= line.lowest
     off = np.where(stays, 1.0, line.max_error * (1.0 + line.max_error)) * np.abs(g)
-    off = np.where(np.abs(g) > reach, np.abs(g) + line.largest, off)
+    # Nor is it larger than the values of its ends.
+    off = np.where(np.abs(g) > reach, np.abs(g) + abs(line.keys[0][2]), off)
     # Squares multiply h by g once more: if all values are multiples, the error is over max(1, |h g|) / |g|.
     squares = program.constant == 0.0 and all(head.multiples is not None for head in program.heads)
     return MARGIN * float(np.max(np.abs(multiple) * off / _floor(g, multiple * g + constant, squares=squares)))

@@ -69,6 +69,13 @@ def spread_error(program: Program, dtype: DTypeLike) -> float:
     return float(np.max(np.abs(sums.astype(dtype).astype(np.float64) / sums - 1.0)))
 
 
+def stored(program: Program, dtype: DTypeLike, *, factored: bool = False, conditioned: bool = False) -> Program:
+    """The program with coefficients as a form stores them in a type (`Head.rounded`), and what that changes."""
+    made = program.rounded(dtype, factored=factored, conditioned=conditioned)
+    # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
+    return replace(made, coefficient_error=made.coefficient_error + spread_error(made, dtype))
+
+
 def spread(head: Head, linear: float) -> list[Head]:
     """The heads of `head` plus `linear z`: one per key, with the others as its bias tokens."""
     own = BiasToken(slope=head.beta, offset=head.gamma)

@@ -23,6 +23,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from passes.programs.program import Array
 from passes.sizes import Shapes, Sizes, shapes_at
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.elementwise import NONLINEAR
@@ -35,6 +36,7 @@ Step = tuple[int, int]  # index of a node, and which of its operands is the scor
 SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
 LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
 SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
+_SIZES = ("Shape", "Size")
 _GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}  # between a softmax and the product with values
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
@@ -59,7 +61,7 @@ def data_of(view: GraphView) -> frozenset[str]:
     """The tensors that depend on the values of inputs, not on their shapes alone."""
     found = set(view.inputs)
     for node in view.nodes:
-        if node.op_type not in ("Shape", "Size") and not found.isdisjoint(reads(node)):
+        if node.op_type not in _SIZES and not found.isdisjoint(reads(node)):
             found.update(node.output)
     return frozenset(found)
 
@@ -156,7 +158,6 @@ class _Finder:
 
 # -- what is added to scores -------------------------------------------------------------------------------------------
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Term = tuple[str, tuple[str, ...]]  # what a node adds to scores: an operator and its operands, an empty one 0
 Case = tuple[int, int]  # numbers of tokens, and of tokens before them in a cache
@@ -164,7 +165,6 @@ OMEGA = 2.0**60  # no finite mask lowers a score by more
 LOWEST = -4.0 * OMEGA
 _LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
 _USUAL = (_LENGTHS[-1], 0)
-_SIZES = ("Shape", "Size")
 _DATA_TRIALS = 8
 _MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
 _MAX_READ = 2**24  # elements of the weights from which a table is computed
@@ -391,7 +391,7 @@ class Reader:
         return {axis - len(pairs) for axis, (one, other) in enumerate(pairs) if one != other}
 
     def _shapes(self, model: onnx.ModelProto, length: int, past: int) -> Shapes:
-        def size_of(_: str, axis: int, name: str) -> int:
+        def size_of(axis: int, name: str) -> int:
             if not axis or name in self._pasts:
                 return past if axis else _BATCH
             return length + past * (not self._pasts.isdisjoint(name.split(" + ")))
