@@ -248,7 +248,7 @@ class _Emitter:
         if block.elem_type != b.compute_type:
             result = b.node("Cast", [b.renamed(result, "wide_output")], "narrowed", to=int(block.elem_type))
         result.name = block.output
-        return replacement(b, self._conversion, block.output, self._functions)
+        return replacement(b, self._conversion, self._functions)
 
     def _program(self, query: Tensor, source: Tensor) -> Variable:
         b, program, block = self._b, self._conversion.program, self._conversion.block
@@ -351,11 +351,11 @@ class _Emitter:
         inputs: dict[str, Tensor] = {"query": query, "value": source}
         progression = progression_of(keys, self._b.dtype)
         if progression is not None:
-            step, part = progression.step, progression.part
-            given: dict[str, ArrayLike] = {"weights": progression.weights}
+            step, weights, part = progression
+            given: dict[str, ArrayLike] = {"weights": weights}
             given |= ({"step": step} if step != 1.0 else {}) | ({"part": part} if part != 0.0 else {})
             inputs |= self._constants(prefix, given)
-            count, steep = len(progression.weights) + 1, abs(step) > _STEEP_SLOPE
+            count, steep = len(weights) + 1, abs(step) > _STEEP_SLOPE
             name = _named(f"NeuronProgression_{count}", step=step != 1.0, steep=steep, valued=part != 0.0)
             return self._attend(prefix, progression_over, name, inputs, keys=count, steep=steep)
         steep = any(key.offset != 0.0 for key in keys)
