@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 
 from passes.forms import FORMS, convert
-from passes.match.blocks import Block, Dataflow
+from passes.match.blocks import QUANTISING, Block, Dataflow
+from passes.match.linear import LINEAR_OPERATORS
 from passes.options import DEFAULT_MAX_TOKENS, FormOptions
 from passes.plan import Plan, own_attention
 from rewriter.graph.elementwise import MICROSOFT
@@ -22,9 +23,7 @@ from rewriter.graph.walk import functions_with, reads
 
 PURE = frozenset(
     """
-    MatMul Gemm Einsum Conv ConvTranspose ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul
-    FusedMatMul TransposeMatMul FusedGemm FusedConv NhwcConv NhwcFusedConv MatMulNBits MatMulBnb4 MatMulFpQ4 QGemm
-    QLinearMatMul QLinearConv CausalConvWithState
+    ConvTranspose ConvInteger NhwcConv NhwcFusedConv CausalConvWithState
     Add Sub Sum Neg Mul Div Mean BiasAdd QLinearAdd QLinearMul CumSum Sin Cos Trilu
     Softmax Attention MultiHeadAttention GroupQueryAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention
     PackedAttention PackedMultiHeadAttention PagedAttention QAttention BiasSoftmax QLinearSoftmax
@@ -36,9 +35,8 @@ PURE = frozenset(
     OneHot Resize Upsample DepthToSpace SpaceToDepth AveragePool GlobalAveragePool QLinearAveragePool
     QLinearGlobalAveragePool GatherBlockQuantized ReorderInput ReorderOutput If Loop Scan
     Equal Greater GreaterOrEqual Less LessOrEqual And Or Not
-    QuantizeLinear DequantizeLinear DynamicQuantizeLinear
-    """.split()  # noqa: SIM905 - more readable for 100 names
-).union(PARTS, REARRANGED)
+    """.split()  # noqa: SIM905 - more readable for 80 names
+).union(PARTS, REARRANGED, QUANTISING, (name for _, name in LINEAR_OPERATORS))
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
 (also spelled out), moves and masks. Every other one outside heads counts if it reads data and makes no integers."""
 

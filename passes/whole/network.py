@@ -101,7 +101,7 @@ def whole_for(
     blocks = [each.whole_block for each in conversions]
     inside = frozenset(index for each in blocks for index in cut(view, [each.query.data], [each.result]).nodes)
     reader = Reader(model, view, read)
-    cores = cores_of(view, inside, [each.result for each in blocks], reader.tokens)
+    cores = cores_of(reader, inside, [each.result for each in blocks])
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None
     most = longest or fixed or min(*map(_longest_fitting, conversions), DEFAULT_MAX_TOKENS)
