@@ -74,7 +74,7 @@ class Conversion:
         return None if neurons is None else neurons * len(self.program.attention)
 
 
-def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion:
+def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError.
 
     Form `local` takes the program with the fewest operations, and offsets of logits out of the exponentials
@@ -98,8 +98,9 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
     narrow = factored or mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
     wide = _DOUBLE in types or program.double or not narrow
     program = stored(program, np.float64 if wide else np.float32, factored=factored)
-    form, further = options.form, options.forms
-    return Conversion(block=block, program=program, form=form, inline=inline, double=wide, options=further)
+    return Conversion(
+        block=block, program=program, form=options.form, inline=options.inline, double=wide, options=options.forms
+    )
 
 
 def _program(block: Block, options: Options, *, quick: bool) -> Program:

@@ -188,10 +188,10 @@ class Builder(Fragment):
         return result
 
 
-def replacement(
-    b: Builder, conversion: Conversion, output: str, functions: Sequence[onnx.FunctionProto] = ()
-) -> Replacement:
-    """The built nodes, and the functions that they call, as a replacement for the nodes that compute `output`."""
+def replacement(b: Builder, conversion: Conversion, functions: Sequence[onnx.FunctionProto] = ()) -> Replacement:
+    """The built nodes, and the functions that they call, in place of the nodes that compute the same output."""
+    whole = conversion.projections
+    output = conversion.block.output if whole is None else whole.result
     metadata = {
         BLOCK_KEY: conversion.block.name,
         f"{DOMAIN}.form": conversion.form,
@@ -204,7 +204,7 @@ def replacement(
     nodes = tuple(every[place] for place in needed(every, [output]))
     read = {name for node in nodes for name in node.input}
     initializers = tuple(tensor for tensor in b.initializers() if tensor.name in read)
-    further = () if conversion.projections is None else _shapes(b, conversion.projections, metadata)
+    further = () if whole is None else _shapes(b, whole, metadata)
     return Replacement(output, nodes, initializers, tuple(functions), further, tuple(b.exposed))
 
 

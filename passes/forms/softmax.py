@@ -29,11 +29,11 @@ from passes.forms.sublayer import (
     StreamColumns,
     add_groups,
     as_batches,
-    as_before,
     attend,
     attend_block,
     attend_to_self,
     by_positions,
+    in_place,
     open_stream,
     under_mask,
     with_indicator,
@@ -221,9 +221,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     every = b.concat([linear, cleared], 2, "linear_2_and_clear")
     last = attend_to_self(b, every, width + hidden, d_head, alone, "linear_2")
     result = b.rows(last, 0, width, 2, "model_columns_written")
-    dropped = b.rows(result, 0, count, 1, "tokens_only")
-    b.write(as_before(b, dropped, data, projections), projections.result, elem_type)
-    return replacement(b, conversion, projections.result)
+    return in_place(b, conversion, b.rows(result, 0, count, 1, "tokens_only"), data)
 
 
 # -- form compact ------------------------------------------------------------------------------------------------------
@@ -317,8 +315,7 @@ def _compact_sublayer(b: Builder, conversion: Conversion) -> Replacement:
     if projections.gated:
         z = weights.project(stream, weights.functional(projections.value, "W_V"), neurons, 1, "v")
     written = write_output(weights, _attend(b, conversion, y, z, each, own_key), projections)
-    b.write(as_before(b, written, data, projections), projections.result, elem_type)
-    return replacement(b, conversion, projections.result)
+    return in_place(b, conversion, written, data)
 
 
 def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replacement:
@@ -361,4 +358,4 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
     shaped = b.reshape(by_token, shape, "activation", zeros=rank != 3)
     shaped = b.transpose(shaped, back, "activation_as_before") if back != sorted(back) else shaped
     b.write(shaped, block.output, block.elem_type)
-    return replacement(b, conversion, block.output)
+    return replacement(b, conversion)

@@ -150,15 +150,17 @@ def as_batches(b: Builder, tensor: Tensor, rank: int) -> Tensor:
     return b.reshape(tensor, b.concat([b.integers(-1), last_two], 0, "batches_shape"), "batches")
 
 
-def as_before(b: Builder, tensor: Tensor, data: Tensor, projections: Projections) -> Tensor:
-    """[batch, tokens, width] in the shape of the second operator's result."""
+def in_place(b: Builder, conversion: Conversion, tensor: Tensor, data: Tensor) -> Replacement:
+    """[batch, tokens, width] in place of the second operator's result, in its shape and type."""
+    projections = conversion.whole_block
     width = projections.output.out_features
     if projections.result_rank == 2:
-        return b.reshape(tensor, (-1, width), "one_below_the_other")
-    if projections.rank == 3:
-        return tensor
-    leading = b.sizes(data, 0, projections.rank - 1, "leading")
-    return b.reshape(tensor, b.concat([leading, b.integers(width)], 0, "result_shape"), "shaped", zeros=True)
+        tensor = b.reshape(tensor, (-1, width), "one_below_the_other")
+    elif projections.rank != 3:
+        leading = b.sizes(data, 0, projections.rank - 1, "leading")
+        tensor = b.reshape(tensor, b.concat([leading, b.integers(width)], 0, "result_shape"), "shaped", zeros=True)
+    b.write(tensor, projections.result, conversion.block.elem_type)
+    return replacement(b, conversion)
 
 
 def with_indicator(
@@ -292,9 +294,9 @@ def attend_block(
 
     If not `bounded`, queries are not clipped.
     """
-    projections, elem_type, groups = conversion.whole_block, conversion.block.elem_type, groups_of(conversion.program)
+    projections, groups = conversion.whole_block, groups_of(conversion.program)
     neurons, dimension = projections.query.out_features, max(group.dimension for group in groups)
-    weights = HeadWeights(b, layout, neurons, elem_type)
+    weights = HeadWeights(b, layout, neurons, conversion.block.elem_type)
     constants = any(group.head.d or any(token.value for token in group.head.bias_tokens) for group in groups)
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
     z = weights.functional(projections.value, "W_V_first" if constants else "W_V") if projections.gated else y
@@ -310,8 +312,7 @@ def attend_block(
     query = b.bounded(unbounded, "finite_q") if bounded else unbounded
     attended = attend(weights, stream, groups, query, values, pattern)
     written = b.rows(write_output(weights, attended, projections), 0, count, 1, "tokens_only")
-    b.write(as_before(b, written, data, projections), projections.result, elem_type)
-    return replacement(b, conversion, projections.result)
+    return in_place(b, conversion, written, data)
 
 
 def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: Tensor, name: str) -> Variable:

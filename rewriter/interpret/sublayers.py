@@ -111,7 +111,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
 def _heads(
     view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool = False
 ) -> NeuronHeads:
-    chosen = decide(view, block, Options(form=PROGRAMS[program]), inline=True)
+    chosen = decide(view, block, Options(form=PROGRAMS[program]))
     return NeuronHeads(
         name=block.name,
         node=view.producer[projections.result if whole else block.output],
