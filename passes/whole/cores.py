@@ -57,15 +57,6 @@ class Core:
         return {self.product, self.softmax, self.values, *(index for index, _ in (*self.before, *self.after))}
 
 
-def data_of(view: GraphView) -> frozenset[str]:
-    """The tensors that depend on the values of inputs, not on their shapes alone."""
-    found = set(view.inputs)
-    for node in view.nodes:
-        if node.op_type not in _SIZES and not found.isdisjoint(reads(node)):
-            found.update(node.output)
-    return frozenset(found)
-
-
 def cores_of(reader: Reader, blocks: Container[int], ends: Sequence[str]) -> tuple[Core, ...]:
     """All attention of a main graph; `ends` are the results of its blocks, whose nodes are `blocks`.
 
@@ -204,7 +195,11 @@ class Reader:
     def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read) -> None:
         self.view, self.read = view, read
         self.shapes: Callable[[int, int], Shapes] = cache(lambda *case: self._shapes(model, *case))
-        self.data = data_of(view)
+        # The tensors that depend on the values of inputs, not on their shapes alone.
+        self.data = set(view.inputs)
+        for node in view.nodes:
+            if node.op_type not in _SIZES and not self.data.isdisjoint(reads(node)):
+                self.data.update(node.output)
         self._constants = Constants(view, read)
         self._known = dict[tuple[Term, Sizes], Array | Data]()
         self._stops = frozenset(name for node in view.nodes if node.op_type in _SIZES for name in node.output)

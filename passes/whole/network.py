@@ -18,8 +18,15 @@ from onnx import TensorProto
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder
-from passes.forms.softmax import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores, type_of_positions
-from passes.forms.sublayer import LARGEST_PATTERN, default_omega
+from passes.forms.softmax import (
+    BIAS_ROWS,
+    LARGEST_PATTERN,
+    POSITION_ROWS,
+    PREFIX,
+    default_omega,
+    neuron_scores,
+    type_of_positions,
+)
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.groups import groups_of
 from passes.programs.program import Array
