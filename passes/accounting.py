@@ -92,7 +92,7 @@ def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
     """The accounting of a plan; costs are for N = `tokens`."""
     heads, d_head = own_attention(plan.views, plan.recognised)
     flows = ((view, Dataflow(view)) for view in plan.views)
-    total = sum(_elements(view, op.weight) for view, flow in flows for op in flow.operators.values())
+    total = sum(_elements(view, op.weight) for view, flow in flows for op in flow.operators.values()) or 1
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]
     blocks, works = [], dict[tuple[Path, str], int]()
@@ -105,11 +105,9 @@ def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
         known = count is not None and d_model and d_ff
         forms, refused = _costs(plan, block, d_model or 0, tokens, d_head) if known else ((), ())
         parameters = sum(_elements(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights))
-        share = work / total if total else 0.0
-        blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, share, count, forms, refused))
+        blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, work / total, count, forms, refused))
     # Activations that are parts of another read the same weights.
-    share = sum(works.values()) / total if total else 0.0
-    return Accounting(tuple(blocks), d_head, heads, share, _remaining(plan), tokens)
+    return Accounting(tuple(blocks), d_head, heads, sum(works.values()) / total, _remaining(plan), tokens)
 
 
 def _costs(

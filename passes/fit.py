@@ -59,11 +59,9 @@ def fitted(
     """
     name = f"{named.activation.name}_fitted"
     allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, MAX_DEFAULT_ERROR)
-
-    def function(y: Array) -> Array:
-        return named.activation.function(y, named.parameters)
-
-    program = fit_function(function, domain, arithmetic.tolerance, name, allowed)
+    program = fit_function(
+        lambda y: named.activation.function(y, named.parameters), domain, arithmetic.tolerance, name, allowed
+    )
     if isinstance(program, str):
         return program
     if program.rounding > _MAX_FLOAT32_ROUNDING * arithmetic.tolerance:
