@@ -462,6 +462,7 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool, cond
         constant=narrowed(program.constant, dtype),
     )
     change = 0.0 if result == program else largest_change(program, result)
+    # Logits that were shifted stay so, even where no value changes.
     return replace(result, coefficient_error=change) if change or conditioned else program
 
 
