@@ -13,19 +13,17 @@ import numpy as np
 import onnx
 
 from passes.forms import FORMS, convert
-from passes.match.blocks import Block, Dataflow
+from passes.match.blocks import QUANTISING, Block, Dataflow
+from passes.match.linear import LINEAR_OPERATORS
 from passes.options import DEFAULT_MAX_TOKENS, FormOptions
 from passes.plan import Plan, own_attention
-from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
 from rewriter.graph.walk import functions_with, reads
 
 PURE = frozenset(
     """
-    MatMul Gemm Einsum Conv ConvTranspose ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul
-    FusedMatMul TransposeMatMul FusedGemm FusedConv NhwcConv NhwcFusedConv MatMulNBits MatMulBnb4 MatMulFpQ4 QGemm
-    QLinearMatMul QLinearConv CausalConvWithState
+    ConvTranspose ConvInteger NhwcConv NhwcFusedConv CausalConvWithState
     Add Sub Sum Neg Mul Div Mean BiasAdd QLinearAdd QLinearMul CumSum Sin Cos Trilu
     Softmax Attention MultiHeadAttention GroupQueryAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention
     PackedAttention PackedMultiHeadAttention PagedAttention QAttention BiasSoftmax QLinearSoftmax
@@ -37,9 +35,8 @@ PURE = frozenset(
     OneHot Resize Upsample DepthToSpace SpaceToDepth AveragePool GlobalAveragePool QLinearAveragePool
     QLinearGlobalAveragePool GatherBlockQuantized ReorderInput ReorderOutput If Loop Scan
     Equal Greater GreaterOrEqual Less LessOrEqual And Or Not
-    QuantizeLinear DequantizeLinear DynamicQuantizeLinear
-    """.split()  # noqa: SIM905 - more readable for 100 names
-).union(PARTS, REARRANGED)
+    """.split()  # noqa: SIM905 - more readable for 80 names
+).union(PARTS, REARRANGED, QUANTISING, (name for _, name in LINEAR_OPERATORS))
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
 (also spelled out), moves and masks. Every other one outside heads counts if it reads data and makes no integers."""
 
@@ -94,8 +91,8 @@ class Accounting:
 def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
     """The accounting of a plan; costs are for N = `tokens`."""
     heads, d_head = own_attention(plan.views, plan.recognised)
-    flows = ((view, Dataflow(view, Constants(view))) for view in plan.views)
-    total = sum(_elements(view, op.weight) for view, flow in flows for op in flow.operators.values())
+    flows = ((view, Dataflow(view)) for view in plan.views)
+    total = sum(_elements(view, op.weight) for view, flow in flows for op in flow.operators.values()) or 1
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]
     blocks, works = [], dict[tuple[Path, str], int]()
@@ -108,11 +105,9 @@ def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
         known = count is not None and d_model and d_ff
         forms, refused = _costs(plan, block, d_model or 0, tokens, d_head) if known else ((), ())
         parameters = sum(_elements(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights))
-        share = work / total if total else 0.0
-        blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, share, count, forms, refused))
+        blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, work / total, count, forms, refused))
     # Activations that are parts of another read the same weights.
-    share = sum(works.values()) / total if total else 0.0
-    return Accounting(tuple(blocks), d_head, heads, share, _remaining(plan), tokens)
+    return Accounting(tuple(blocks), d_head, heads, sum(works.values()) / total, _remaining(plan), tokens)
 
 
 def _costs(

@@ -12,7 +12,7 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, LOCAL, FormOptions, Options
-from passes.programs.groups import spread_error
+from passes.programs.groups import stored
 from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
@@ -69,24 +69,12 @@ class Conversion:
         return np.float64 if self.double else np.float32
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        if self.projections is not None:
-            return (self.projections.query.data,)
-        return tuple(dict.fromkeys(operator.data for operator in self.block.first))
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        if self.projections is not None:
-            return (self.projections.result,)
-        return tuple(operator.output for operator in self.block.second) or (self.block.output,)
-
-    @property
     def heads(self) -> int | None:
         neurons = self.block.neurons
         return None if neurons is None else neurons * len(self.program.attention)
 
 
-def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion:
+def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError.
 
     Form `local` takes the program with the fewest operations, and offsets of logits out of the exponentials
@@ -109,12 +97,10 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
     mild = max((offset for offset in offsets if offset <= FACTORED), default=0.0)
     narrow = factored or mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
     wide = _DOUBLE in types or program.double or not narrow
-    dtype = np.float64 if wide else np.float32
-    program = program.rounded(dtype, factored=factored)
-    # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
-    program = replace(program, coefficient_error=program.coefficient_error + spread_error(program, dtype))
-    form, further = options.form, options.forms
-    return Conversion(block=block, program=program, form=form, inline=inline, double=wide, options=further)
+    program = stored(program, np.float64 if wide else np.float32, factored=factored)
+    return Conversion(
+        block=block, program=program, form=options.form, inline=options.inline, double=wide, options=options.forms
+    )
 
 
 def _program(block: Block, options: Options, *, quick: bool) -> Program:

@@ -9,7 +9,7 @@ is taken, otherwise the closest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -32,10 +32,12 @@ MAX_FIT_ERROR = 1e-3  # over the largest
 _STEEPNESS = 2.0**40
 
 
-def unnamed(unknown: Unknown) -> Identified | None:
-    """An unknown function as an unnamed activation; None if heads cannot be fitted to it."""
-    found = unknown.function
-    return None if found is None else Identified(_activation(found), (), 0.0, unknown.gated)
+@cache
+def unnamed(unknown: Unknown) -> Identified | Unknown:
+    """An unknown function as an unnamed activation, the same one each time; unchanged if heads cannot be fitted."""
+    if (found := unknown.function) is None:
+        return unknown
+    return Identified(replace(UNNAMED, function=lambda y, _: found(y)), (), 0.0, unknown.gated)
 
 
 def domain_of(reached: float) -> float:
@@ -57,11 +59,9 @@ def fitted(
     """
     name = f"{named.activation.name}_fitted"
     allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, MAX_DEFAULT_ERROR)
-
-    def function(y: Array) -> Array:
-        return named.activation.function(y, named.parameters)
-
-    program = fit_function(function, domain, arithmetic.tolerance, name, allowed)
+    program = fit_function(
+        lambda y: named.activation.function(y, named.parameters), domain, arithmetic.tolerance, name, allowed
+    )
     if isinstance(program, str):
         return program
     if program.rounding > _MAX_FLOAT32_ROUNDING * arithmetic.tolerance:
@@ -79,11 +79,6 @@ def fitted(
     if made.max_error > max(allowed, _GATE_TOLERANCE * arithmetic.tolerance):
         return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_ADVICE}"
     return made
-
-
-@cache
-def _activation(function: Function) -> Activation:
-    return replace(UNNAMED, function=lambda y, _: function(y))
 
 
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
@@ -105,17 +100,17 @@ def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed
         return corners
 
     def smooth(points: Array) -> Array:
-        ramps = [kink.jump * np.maximum(points - kink.place, 0.0) for kink in corners]
+        ramps = [jump * np.maximum(points - place, 0.0) for place, jump in corners]
         return np.asarray(_values(f, points) - sum(ramps, np.zeros_like(points)))
 
     cuts = find_kinks(smooth, reach, derivative=2)
     if isinstance(cuts, str):
         return cuts
     size = max(1.0, float(np.max(np.abs(values))))
-    program = _smallest_head(smooth, reach, [cut.place for cut in cuts], min(tolerance * size, allowed))
+    program = _smallest_head(smooth, reach, [place for place, _ in cuts], min(tolerance * size, allowed))
     # The ramp `jump max(y - place, 0)`, within 0.28 |jump| / 2^40.
     k = _STEEPNESS
-    steep = [Head(k, (BiasToken(),), -k * each.place, each.jump, -each.jump * each.place) for each in corners]
+    steep = [Head(k, (BiasToken(),), -k * place, jump, -jump * place) for place, jump in corners]
     first, *others = (*program.heads, *steep) or (Head(beta=0.0, c=0.0, d=0.0),)
     # A constant goes into the values of a head; a straight line gets a head whose weights do not matter.
     tokens = tuple(replace(token, value=token.value + program.constant) for token in first.bias_tokens)
@@ -266,15 +261,10 @@ _CELLS = 4096
 _MAX_KINKS = 8
 
 
-@dataclass(frozen=True)
-class Corner:
-    """A point at which a derivative (1 the slope, 2 the curvature) changes by `jump`."""
-
-    place: float
-    jump: float
+Kink = tuple[float, float]  # a point, and by how much a derivative (1 the slope, 2 the curvature) changes there
 
 
-def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Corner, ...] | str:
+def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Kink, ...] | str:
     """The kinks of f on |y| <= reach from left to right, or why a sum of heads cannot approximate f."""
     order = derivative + 1
     y = np.linspace(-reach, reach, _CELLS + 1)
@@ -283,20 +273,20 @@ def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Corne
     padded = np.pad(bends, 8, mode="edge")
     around = np.maximum.reduce([padded[8 + shift : 8 + shift + bends.size] for shift in (-6, -5, 5, 6)])
     noise = 1e-14 * max(float(np.max(np.abs(values))), 1e-30)
-    kinks: list[Corner] = []
+    kinks: list[Kink] = []
     for index in np.flatnonzero((bends > 3.0 * around) & (bends > 1e3 * noise)):
-        near = kinks and y[index] < kinks[-1].place + 4.0 * step
+        near = kinks and y[index] < kinks[-1][0] + 4.0 * step
         found = None if near else _locate(f, float(y[index]), float(y[index + order]), order)
         if isinstance(found, str):
             return found
         kinks += [] if found is None else [found]
     if len(kinks) > _MAX_KINKS:
-        first = f"{kinks[0].place:.6g}"
+        first = f"{kinks[0][0]:.6g}"
         return f"it has more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {first}"
     return tuple(kinks)
 
 
-def _locate(f: Function, low: float, high: float, order: int) -> Corner | str | None:
+def _locate(f: Function, low: float, high: float, order: int) -> Kink | str | None:
     """The kink between two points, the description of a jump, or None where f is smooth."""
     left, right = low, high
     for _ in range(10 if order == 2 else 6):
@@ -315,7 +305,7 @@ def _locate(f: Function, low: float, high: float, order: int) -> Corner | str | 
     decimals = (round(middle, digits) for digits in range(12))  # the shortest: 3 rather than 2.9999998
     place = float(np.float32(next((each for each in decimals if abs(each - middle) <= right - left), middle)))
     above, below = (_one_sided(f, place, side * (high - low) / 8.0, order - 1) for side in (1.0, -1.0))
-    return Corner(place, above - below) if abs(above - below) > 1e-7 else None
+    return (place, above - below) if abs(above - below) > 1e-7 else None
 
 
 def _difference(f: Function, low: float, high: float, order: int) -> float:

@@ -112,7 +112,6 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
     d_head = own_attention(views, recognised)[1] or FormOptions.d_head
-    options = replace(chosen, forms=replace(chosen.forms, d_head=d_head))
     names = {name for view in views for node in view.nodes for name in (node.name, *node.output)}
     names.update(name for view in views for name in (*view.initializers, *view.inputs))
     taken = (name.partition("/heads")[0] for name in names if "/heads" in name)
@@ -123,6 +122,7 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
         plain = f"the model has IR version {model.ir_version}, without model-local functions"
     elif opset < 9:
         plain = f"the model has opset {opset}, whose Constant operator holds no integers, which the function body needs"
+    options = replace(chosen, inline=chosen.inline or bool(plain), forms=replace(chosen.forms, d_head=d_head))
     conversions: list[Conversion] = []
     left: list[Left] = []
     for view in views:
@@ -131,13 +131,13 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
             miss = Miss(ALREADY, made.output)
             left.append(Left(made.name, view.where, made.identified.label, "", "", miss))
         for block in blocks:
-            decision = _excluded(block, options) or convert(view, block, options, inline=bool(options.inline or plain))
+            decision = _excluded(block, options) or convert(view, block, options)
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
                 left.append(Left.of(block, decision))
         left += rejected
-    if conversions and plain and not options.inline:
+    if conversions and plain and not chosen.inline:
         notes.append(f"{plain}: the heads are written out")
     notes += _kept_operators(conversions)
     if conversions and lowered.inlined:

@@ -229,7 +229,7 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
     if record is None:
         return Recognised()
     views = {view.path: view for view in all_views(model)}
-    flow_of = cache(lambda path: Dataflow(views[path], Constants(views[path])))
+    flow_of = cache(lambda path: Dataflow(views[path]))
     made, notes = list[Made](), list[str]()
     for each in record.blocks:
         try:
@@ -250,7 +250,7 @@ def _made(model: onnx.ModelProto, view: GraphView, conversion: Conversion, read:
             written = FORMS[conversion.form].emit(view, conversion)
     except (ArithmeticError, *UNFIT) as error:
         raise PlanError(f"no heads can be written for {conversion.program.name}") from error
-    values, outputs = Constants(view, read, lambda _: None), set[str]()
+    values, outputs = Constants(view, read), set[str]()
     for part in (written, *written.further):
         for node in part.nodes:
             there = view.made_by(node.output[0])

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 import onnx
 
-from rewriter.graph.constants import AnyArray, Constants, Read, small
+from rewriter.graph.constants import Constants, Read, small
 from rewriter.graph.types import Dim, declared_types, inferred_graph, skeleton_of, type_of
 from rewriter.graph.view import GraphView
 
@@ -22,25 +22,19 @@ BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 
-def shapes_at(
-    model: onnx.ModelProto,
-    view: GraphView,
-    size_of: Callable[[str, int, str], int],
-    read: Read = small,
-    given: Mapping[str, AnyArray] | None = None,
-) -> Shapes:
-    """The shapes of the main graph if symbolic dimensions have the sizes `size_of(input, axis, name)`."""
+def shapes_at(model: onnx.ModelProto, view: GraphView, size_of: Callable[[int, str], int], read: Read) -> Shapes:
+    """The shapes of the main graph if symbolic dimensions have the sizes `size_of(axis, name)`."""
     skeleton, symbols = skeleton_of(model), dict[str, int]()
     for value in skeleton.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             name = dim.dim_param or f"{value.name}[{axis}]"
             if not dim.dim_value and name not in symbols:
-                symbols[name] = size_of(value.name, axis, name)
+                symbols[name] = size_of(axis, name)
             dim.dim_value = dim.dim_value or symbols[name]
     del skeleton.graph.value_info[:]  # declared shapes would override those inferred from these sizes
     for value in skeleton.graph.output:
         value.type.tensor_type.ClearField("shape")
-    shapes = Shapes(view, symbols, read=read, given=given)
+    shapes = Shapes(view, symbols, read=read)
     for tensor, kind in declared_types(inferred_graph(skeleton)).items():
         sizes = tuple(dim for dim in kind.shape or () if isinstance(dim, int))
         if kind.shape is not None and len(sizes) == len(kind.shape):
@@ -54,18 +48,13 @@ class Shapes:
     """The shapes of one view. `values` are computed from constants and shapes."""
 
     def __init__(
-        self,
-        view: GraphView,
-        symbols: Mapping[str, int],
-        unknown: int | None = None,
-        read: Read = small,
-        given: Mapping[str, AnyArray] | None = None,
+        self, view: GraphView, symbols: Mapping[str, int], unknown: int | None = None, read: Read = small
     ) -> None:
-        """Symbolic dimensions have the sizes in `symbols`, others `unknown`; inputs have the values `given`."""
+        """Symbolic dimensions have the sizes in `symbols`, others `unknown`."""
         self.view = view
         self._symbols, self._unknown = dict(symbols), unknown
         self._noted: dict[str, Sizes] = {}
-        self.values = Constants(view, read, self.of, given)
+        self.values = Constants(view, read, self.of)
 
     def of(self, tensor: str) -> Sizes | None:
         """None where the rank is unknown."""

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from passes.conversion import Conversion
 from passes.options import FormOptions, Options
 from passes.plan import Plan, make_plan
 from rewriter import ExitStatus, Report, rewrite
@@ -24,6 +25,12 @@ def planned(model: onnx.ModelProto, blocks: int = 1, **options: Any) -> Plan:
     plan = make_plan(model, Options(forms=forms, **options))
     assert len(plan.conversions) == blocks, [left.miss.reason for left in plan.left]
     return plan
+
+
+def result_of(conversion: Conversion) -> str:
+    """The output of a block's second operator, or of its activation."""
+    block, whole = conversion.block, conversion.projections
+    return next((each.output for each in block.second), block.output) if whole is None else whole.result
 
 
 def run(model: onnx.ModelProto, **feeds: Any) -> dict[str, NDArray[Any]]:

@@ -84,9 +84,9 @@ FORMS: dict[str, Form] = {
 }
 
 
-def convert(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion | Miss:
+def convert(view: GraphView, block: Block, options: Options) -> Conversion | Miss:
     """The decision about a block: its conversion in the form that the options name, or why there is none."""
     try:
-        return FORMS[options.form].prepare(view, decide(view, block, options, inline=inline))
+        return FORMS[options.form].prepare(view, decide(view, block, options))
     except LostError as lost:
         return lost.miss

@@ -35,7 +35,7 @@ class Builder(Fragment):
         super().__init__(prefix)
         self.compute_type = compute_type
         self.exposed: list[onnx.ValueInfoProto] = []
-        self._opset = opset
+        self.opset = opset
         self._wanted = wanted
         self._integers: dict[str, Constant] = {}
         self._numbers: dict[tuple[str, int], Constant] = {}
@@ -55,10 +55,6 @@ class Builder(Fragment):
         inner = copy(self)
         inner.prefix = self.qualified(name) if name else self.prefix
         return inner
-
-    def apart(self, name: str) -> Builder:
-        """A builder of nodes `<name>/...` in a separate fragment."""
-        return Builder(self.qualified(name), opset=self._opset, compute_type=self.compute_type)
 
     @property
     def dtype(self) -> type[np.floating]:
@@ -100,7 +96,7 @@ class Builder(Fragment):
     @property
     def has_allowzero(self) -> bool:
         """Whether a 0 in the shape of a Reshape can be a size."""
-        return self._opset >= 14
+        return self.opset >= 14
 
     def reshape(self, tensor: Tensor, shape: Tensor | Sequence[int], name: str, *, zeros: bool = False) -> Variable:
         """Reshape to a computed shape, or to numbers; 0 keeps an axis unless `zeros` are sizes, -1 is inferred."""
@@ -109,7 +105,7 @@ class Builder(Fragment):
         return self.node("Reshape", [tensor, made], name, **given)
 
     def unsqueeze(self, tensor: Tensor, axis: int, name: str) -> Variable:
-        if self._opset < _AXES_ARE_INPUTS:
+        if self.opset < _AXES_ARE_INPUTS:
             return self.node("Unsqueeze", [tensor], name, axes=[axis])
         return self.node("Unsqueeze", [tensor, self.integers(axis)], name)
 
@@ -134,13 +130,13 @@ class Builder(Fragment):
 
     def split(self, tensor: Tensor, sizes: tuple[int, int], names: tuple[str, str]) -> tuple[Variable, Variable]:
         """The last axis of a tensor of four axes in two parts."""
-        given: dict[str, Any] = {"split": list(sizes)} if self._opset < _AXES_ARE_INPUTS else {}
+        given: dict[str, Any] = {"split": list(sizes)} if self.opset < _AXES_ARE_INPUTS else {}
         inputs = [tensor] if given else [tensor, self.integers(*sizes)]
         first = self.node("Split", inputs, names[0], further=names[1:], axis=3, **given)
         return first, self.tensor(self.qualified(names[1]))
 
     def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
-        """Some of the sizes of a tensor, counted from its first axis, as a 1-D tensor."""
+        """Some of the sizes of a tensor, as a 1-D tensor."""
         return self.rows(self.node("Shape", [tensor], f"{name}_of"), start, stop, 0, name)
 
     def entry(self, inputs: Mapping[str, Tensor], name: str, j: int) -> Variable:
@@ -148,7 +144,7 @@ class Builder(Fragment):
         return self.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
 
     def clipped(self, tensor: Tensor, ends: tuple[float, float], name: str) -> Variable:
-        if self._opset < 11:
+        if self.opset < 11:
             return self.node("Clip", [tensor], name, min=ends[0], max=ends[1])
         bounds = [self.numbers(f"{end}_{name}", value) for end, value in zip(("lowest", "highest"), ends, strict=True)]
         return self.node("Clip", [tensor, *bounds], name)
@@ -192,10 +188,10 @@ class Builder(Fragment):
         return result
 
 
-def replacement(
-    b: Builder, conversion: Conversion, output: str, functions: Sequence[onnx.FunctionProto] = ()
-) -> Replacement:
-    """The built nodes, and the functions that they call, as a replacement for the nodes that compute `output`."""
+def replacement(b: Builder, conversion: Conversion, functions: Sequence[onnx.FunctionProto] = ()) -> Replacement:
+    """The built nodes, and the functions that they call, in place of the nodes that compute the same output."""
+    whole = conversion.projections
+    output = conversion.block.output if whole is None else whole.result
     metadata = {
         BLOCK_KEY: conversion.block.name,
         f"{DOMAIN}.form": conversion.form,
@@ -208,14 +204,14 @@ def replacement(
     nodes = tuple(every[place] for place in needed(every, [output]))
     read = {name for node in nodes for name in node.input}
     initializers = tuple(tensor for tensor in b.initializers() if tensor.name in read)
-    further = () if conversion.projections is None else _shapes(b, conversion.projections, metadata)
+    further = () if whole is None else _shapes(b, whole, metadata)
     return Replacement(output, nodes, initializers, tuple(functions), further, tuple(b.exposed))
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
     made = []
     for number, name in enumerate(projections.shapes):
-        part = b.apart(f"shape_{number}")
+        part = Builder(b.qualified(f"shape_{number}"), opset=b.opset, compute_type=b.compute_type)
         shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
         sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(projections.query.out_features)]
         part.concat(sizes, 0, "shape").name = name

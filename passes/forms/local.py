@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
 from passes.programs.groups import SharedKey, by_keys, group_of, progression_of
-from passes.programs.program import FACTORED, HIGHEST, LOWEST, REACH, Head, Line, Powers, Program
+from passes.programs.program import FACTORED, HIGHEST, LOWEST, REACH, BiasToken, Head, Line, Powers, Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -236,7 +236,6 @@ class _Emitter:
     def __init__(self, view: GraphView, conversion: Conversion) -> None:
         self._conversion = conversion
         self._b = Builder.of(view, conversion)
-        self._opset = view.opsets.get("", 1)
         self._functions: list[onnx.FunctionProto] = []
         self._double = conversion.compute_type == onnx.TensorProto.DOUBLE
 
@@ -249,7 +248,7 @@ class _Emitter:
         if block.elem_type != b.compute_type:
             result = b.node("Cast", [b.renamed(result, "wide_output")], "narrowed", to=int(block.elem_type))
         result.name = block.output
-        return replacement(b, self._conversion, block.output, self._functions)
+        return replacement(b, self._conversion, self._functions)
 
     def _program(self, query: Tensor, source: Tensor) -> Variable:
         b, program, block = self._b, self._conversion.program, self._conversion.block
@@ -329,7 +328,7 @@ class _Emitter:
         value = self._scaled(value, plain.c, plain.d, f"{prefix}self_value")
         inputs = {"query": query} | ({} if centred else {"key": self._b.numbers(f"{prefix}key", plain.beta)})
         inputs["value"] = value
-        if plain.zero_bias:
+        if plain.bias_tokens == (BiasToken(),):
             steep = abs(plain.beta) > _STEEP_SLOPE
             return self._attend(prefix, zero_bias, _named("NeuronAttention", steep=steep), inputs, steep=steep)
         silent = tuple(j for j in dict.fromkeys((0, len(keys) - 1)) if keys[j].part == 0.0)
@@ -352,11 +351,11 @@ class _Emitter:
         inputs: dict[str, Tensor] = {"query": query, "value": source}
         progression = progression_of(keys, self._b.dtype)
         if progression is not None:
-            step, part = progression.step, progression.part
-            given: dict[str, ArrayLike] = {"weights": progression.weights}
+            step, weights, part = progression
+            given: dict[str, ArrayLike] = {"weights": weights}
             given |= ({"step": step} if step != 1.0 else {}) | ({"part": part} if part != 0.0 else {})
             inputs |= self._constants(prefix, given)
-            count, steep = len(progression.weights) + 1, abs(step) > _STEEP_SLOPE
+            count, steep = len(weights) + 1, abs(step) > _STEEP_SLOPE
             name = _named(f"NeuronProgression_{count}", step=step != 1.0, steep=steep, valued=part != 0.0)
             return self._attend(prefix, progression_over, name, inputs, keys=count, steep=steep)
         steep = any(key.offset != 0.0 for key in keys)
@@ -380,7 +379,7 @@ class _Emitter:
             # Several functions may follow one another, with the same names inside.
             return spelling(self._b.within(prefix.rstrip("/")), inputs, **given)
         name = _named(name, double=self._double)
-        self._functions.append(function_of(spelling, name, tuple(inputs), self._opset, double=self._double, **given))
+        self._functions.append(function_of(spelling, name, tuple(inputs), self._b.opset, double=self._double, **given))
         return self._b.node(name, list(inputs.values()), f"{prefix}attention", domain=DOMAIN)
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:

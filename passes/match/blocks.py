@@ -165,9 +165,9 @@ class Fact:
 class Dataflow:
     """The facts of one graph, in linear time; read-only."""
 
-    def __init__(self, view: GraphView, constants: Constants) -> None:
+    def __init__(self, view: GraphView) -> None:
         self._view = view
-        self._constants = constants
+        self.constants = Constants(view)
         self.facts: dict[str, Fact] = {}  # of tensors that are neither opaque nor constant
         self.operators: dict[int, LinearOperator] = {}
         # by the output of an activation: the linear operators that read it, and why another reader is none
@@ -183,7 +183,7 @@ class Dataflow:
         # Nodes are in topological order, so that every operand has its fact before its consumers are visited.
         for index, node in enumerate(view.nodes):
             # Weights that are transposed, cast or dequantised by nodes count as constants, not as data.
-            if not all(name in constants for name in node.output if name):
+            if not all(name in self.constants for name in node.output if name):
                 self._visit(index, node)
 
     def leaf(self, tensor: str) -> Fact:
@@ -206,10 +206,10 @@ class Dataflow:
                 self.near_misses.setdefault(name, miss)
         if not node.input:  # a source, or a broken node
             return
-        found = linear_operator(self._view, self._constants, index)
+        found = linear_operator(self._view, self.constants, index)
         onnx_own = self._view.is_onnx(node)
         if isinstance(found, Miss):
-            if any(name in self._constants for name in node.input[:2]):
+            if any(name in self.constants for name in node.input[:2]):
                 self._sink(node.input, operator_of(node))
             self._block(node, found)
         elif found is not None:
@@ -265,7 +265,7 @@ class Dataflow:
 
     def _of_quantised(self, node: onnx.NodeProto) -> str:
         """The operand of which an operator on quantised numbers is an affine image, perhaps with a projection."""
-        data = [name for name in node.input[:4:3] if name not in self._constants]
+        data = [name for name in node.input[:4:3] if name not in self.constants]
         if len(data) == 2 and node.op_type == "QLinearAdd":
             known = all(name in self.facts for name in data)
             data = [name for name in data if self.facts[name].ends] if known else self._without_chosen(data)
@@ -290,7 +290,7 @@ class Dataflow:
         # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a separate
         # leaf.
         tied = node.op_type in QUANTISING
-        if data not in self.facts or (tied and any(name and name not in self._constants for name in node.input[1:])):
+        if data not in self.facts or (tied and any(name and name not in self.constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
             return
         for output in outputs:
@@ -317,12 +317,12 @@ class Dataflow:
 
     def _is_inference(self, node: onnx.NodeProto) -> bool:
         """Whether a BatchNormalization scales and shifts the channels of a projection."""
-        constant = all(name in self._constants for name in node.input[1:]) and not any(node.output[1:])
+        constant = all(name in self.constants for name in node.input[1:]) and not any(node.output[1:])
         return constant and node.input[0] in self.facts and integer_of(node, "training_mode", 0) == 0
 
     def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
         names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
-        data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
+        data = [name for name in dict.fromkeys(names) if name and name not in self.constants]
         self._stray(index, node, data)
         if node.op_type == "Mul" and self._scales.intersection(data):
             others = [name for name in data if name not in self._scales]
@@ -339,7 +339,7 @@ class Dataflow:
         if node.op_type in ("Add", "Sum") and (terms := self._without_chosen(data)) != data:
             self._follow(node.output[0], terms[0], index)
             return
-        constant = (name for name in names if name in self._constants)
+        constant = (name for name in names if name in self.constants)
         wide = [name for name in constant if not self._is_scalar(name, data[0]) or self._is_bias(node, name, data)]
         known = [self.facts[name] for name in data if name in self.facts]
         affine = all(not fact.nonlinear and not fact.ends for fact in known)
@@ -354,7 +354,7 @@ class Dataflow:
 
     def _norm_of_square(self, node: onnx.NodeProto, operands: Sequence[str]) -> onnx.NodeProto | None:
         """The mean of a square in a spelled-out normalisation; such a square is not an activation."""
-        square = len({*operands}) == 1 if node.op_type == "Mul" else self._constants.scalar(operands[-1]) == 2
+        square = len({*operands}) == 1 if node.op_type == "Mul" else self.constants.scalar(operands[-1]) == 2
         readers = self._view.readers(node.output[0]) if square and node.op_type in ("Mul", "Pow") else []
         return readers[0] if {each.op_type for each in readers} in ({"ReduceMean"}, {"ReduceSum"}) else None
 
@@ -362,33 +362,33 @@ class Dataflow:
         if node.op_type == "Cast":
             return integer_of(node, "to", 0) in FLOATS
         training = node.input[2] if node.op_type == "Dropout" and len(node.input) > 2 else ""
-        return not training or self._constants.scalar(training) == 0
+        return not training or self.constants.scalar(training) == 0
 
     def _is_scalar(self, name: str, data: str) -> bool:
         """Whether a constant has one element and broadcasts without adding axes to the data."""
-        rank, data_rank = len(self._constants.shape(name) or ()), self._view.type_of(data).rank
+        rank, data_rank = len(self.constants.shape(name) or ()), self._view.type_of(data).rank
         # Exporters write scalars with shape [] or [1], which are safe for data of unknown rank.
-        return self._constants.scalar(name) is not None and rank <= (1 if data_rank is None else data_rank)
+        return self.constants.scalar(name) is not None and rank <= (1 if data_rank is None else data_rank)
 
     def _is_bias(self, node: onnx.NodeProto, name: str, data: list[str]) -> bool:
         """Whether a constant of shape [1] is the bias of a linear operator with one output, not part of a function."""
         single = [operator.out_features for operator in self.leaf(data[0]).operators] == [1]
         alone = node.op_type == "Add" and len(data) == 1 and len(self._view.consumers.get(data[0], ())) == 1
-        return single and alone and self._constants.shape(name) == (1,)
+        return single and alone and self.constants.shape(name) == (1,)
 
     def _with_wide_constant(self, index: int, node: onnx.NodeProto, data: list[str], wide: str) -> None:
         """A constant per channel, token or expert: affine, or not a function of the entry alone."""
         if len(data) == 1 and (node.op_type in _SUMS or self._is_scaling(node, data)):
             self._follow(node.output[0], data[0], index)
         elif (fact := self.facts.get(data[0])) is not None:
-            shape = list(self._constants.shape(wide) or ())
+            shape = list(self.constants.shape(wide) or ())
             miss = Miss(f"{label(node)} has a constant of shape {shape} where a scalar is needed", label(node))
             self.near_misses.setdefault(fact.leaves[0], miss)
             self._block(node, miss)
 
     def _is_scaling(self, node: onnx.NodeProto, data: list[str]) -> bool:
         # Not deduplicated: y * y has two data operands.
-        operands = [name for name in node.input if name and name not in self._constants]
+        operands = [name for name in node.input if name and name not in self.constants]
         return len(operands) == 1 and (node.op_type == "Mul" or (node.op_type == "Div" and node.input[0] == data[0]))
 
     def _combine(self, index: int, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
@@ -494,12 +494,11 @@ class Finder:
     """Find the MLP blocks and near misses of one graph, in time linear in the number of nodes."""
 
     def __init__(self, view: GraphView, namer: Namer, options: Options) -> None:
-        constants = Constants(view)
         self._view = view
         self._namer = namer
         self._every, self._product, self._fit = options.scope == "all", options.gate == "product", options.fit
-        self._flow = Dataflow(view, constants)
-        self._identifier = Identifier(view, constants)
+        self._flow = Dataflow(view)
+        self._identifier = Identifier(view, self._flow.constants)
 
     def run(self, made: frozenset[int] = frozenset()) -> tuple[tuple[Block, ...], tuple[Left, ...]]:
         """Return blocks and rejected candidates in graph order; `made` are nodes of heads of an earlier run."""
@@ -575,9 +574,7 @@ class Finder:
 
     def _named(self, region: ActivationRegion) -> Identified | Unknown:
         identified = self._identifier.identify(region)
-        if self._fit and isinstance(identified, Unknown):
-            return unnamed(identified) or identified
-        return identified
+        return unnamed(identified) if self._fit and isinstance(identified, Unknown) else identified
 
     def _without_product(self, block: Block) -> Block | Left:
         """The activation of a gated block alone: the part of its region that depends on the gate only."""

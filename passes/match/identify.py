@@ -87,20 +87,14 @@ class Identifier:
         env: dict[str, Array] = dict(zip(region.leaves, leaves, strict=True))
         for index in region.nodes:
             node = self._view.nodes[index]
-            env[node.output[0]] = elementwise.evaluate(node, self._arguments(node, env))
+            names = node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input
+            env[node.output[0]] = elementwise.evaluate(node, [self._operand(name, env) for name in names])
         # A damaged region may use none of them, so that its value is a single number.
         return np.broadcast_arrays(env[region.output], *leaves)[0]
 
-    def _arguments(self, node: onnx.NodeProto, env: Mapping[str, Array]) -> list[Array]:
-        names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
-        # Trailing absent inputs are dropped, as `elementwise` expects; those before a given one get a neutral value.
-        while names and not names[-1]:
-            names.pop()
-        return [env[name] if name in env else self._scalar(name, position) for position, name in enumerate(names)]
-
-    def _scalar(self, name: str, position: int) -> Array:
-        if not name:  # an absent lower bound, as in Clip(x, '', 6)
-            return np.asarray(-np.inf if position == 1 else np.inf, dtype=np.float64)
+    def _operand(self, name: str, env: Mapping[str, Array]) -> Array | None:
+        if not name or name in env:
+            return env.get(name)
         value = self._constants.scalar(name)
         # NaN disagrees with every table entry, so that a constant whose value is unknown is never assumed.
         return np.asarray(np.nan if value is None else value, dtype=np.float64)

@@ -7,7 +7,7 @@ does not qualify gives a `Miss` with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -171,8 +171,8 @@ def _operator(
     known = rows and columns and "Conv" not in kind  # a kernel has more numbers than a matrix anyway
     whole = constants.shape(view.picked.get(weight, weight)) if known else None
     experts = prod(whole) // ((rows or 1) * (columns or 1)) if whole else 0
-    made = LinearOperator(index, kind, data, weight, view.nodes[index].output[0], rows, columns)
-    return replace(made, transposed=transposed, experts=experts if experts > 1 else 0, **further)
+    further |= {"transposed": transposed, "experts": experts if experts > 1 else 0}
+    return LinearOperator(index, kind, data, weight, view.nodes[index].output[0], rows, columns, **further)
 
 
 LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {

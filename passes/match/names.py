@@ -38,10 +38,7 @@ class Namer:
         common = _common(paths)
         if not common and region:
             common = _common([path for index in region if (path := _module_path(view.nodes[index]))])
-        return self._unique(common or ("conv" if any("Conv" in op.kind for op in operators) else "mlp"))
-
-    def _unique(self, name: str) -> str:
-        unique = name
+        name = unique = common or ("conv" if any("Conv" in op.kind for op in operators) else "mlp")
         while unique in self._taken:
             self._taken[name] += 1
             unique = f"{name}_{self._taken[name]}"

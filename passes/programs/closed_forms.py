@@ -102,8 +102,13 @@ def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
 def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
     """ELU, SELU, CELU: a steep self key above 0; below it the value -depth at logit 0, and e^(rate y) far below it."""
     right, depth, rate = p
-    head, error = _bent(right, depth, rate, arithmetic.steepness)
-    return Program("elu", (head,), max_error=error)
+    k = arithmetic.steepness
+    tokens = (BiasToken(0.0, 0.0, -depth), BiasToken(rate, -_FAR_LOGIT, depth * math.exp(_FAR_LOGIT)))
+    # At the kink, from the slopes and the curvature on the left.
+    slopes = abs(right - depth * rate) + 1e-9 * (abs(right) + abs(depth * rate))
+    kink = slopes * KINK / k + abs(depth) * (rate / k) ** 2
+    error = kink + abs(depth) * (math.exp(-_FAR_LOGIT) + 2.0**-51)
+    return Program("elu", (Head(beta=k, c=right, bias_tokens=tokens),), max_error=error)
 
 
 def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -112,19 +117,10 @@ def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
     Relative to the steep key, ELU's own head has slopes -k and rate - k, and rounding would lose the rate.
     """
     right, depth, rate = p
-    bent, error = _bent(0.0, depth, rate, arithmetic.steepness)
     line = gate(two_slopes((right, 0.0), arithmetic), arithmetic)
-    bounded = gate(Program("elu", (bent,), max_error=error), arithmetic)
-    heads, error = (*line.heads, *bounded.heads), line.max_error + error
+    bounded = gate(exponential_linear((0.0, depth, rate), arithmetic), arithmetic)
+    heads, error = (*line.heads, *bounded.heads), line.max_error + bounded.max_error
     return replace(bounded, heads=heads, max_error=error, domain=line.domain, double=True)
-
-
-def _bent(right: float, depth: float, rate: float, k: float) -> tuple[Head, float]:
-    """The head of ELU and its error at the kink, from the slopes and the curvature on the left."""
-    tokens = (BiasToken(0.0, 0.0, -depth), BiasToken(rate, -_FAR_LOGIT, depth * math.exp(_FAR_LOGIT)))
-    slopes = abs(right - depth * rate) + 1e-9 * (abs(right) + abs(depth * rate))
-    kink = slopes * KINK / k + abs(depth) * (rate / k) ** 2
-    return Head(beta=k, c=right, bias_tokens=tokens), kink + abs(depth) * (math.exp(-_FAR_LOGIT) + 2.0**-51)
 
 
 def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -214,7 +210,8 @@ def _line_error(program: Program, line: Line, domain: float) -> float:
     # Beyond its lowest g the line stays where it is.
     stays = g <= line.lowest if line.step > 0.0 else g >= line.lowest
     off = np.where(stays, 1.0, line.max_error * (1.0 + line.max_error)) * np.abs(g)
-    off = np.where(np.abs(g) > reach, np.abs(g) + line.largest, off)
+    # Nor is it larger than the values of its ends.
+    off = np.where(np.abs(g) > reach, np.abs(g) + abs(line.keys[0][2]), off)
     # Squares multiply h by g once more: if all values are multiples, the error is over max(1, |h g|) / |g|.
     squares = program.constant == 0.0 and all(head.multiples is not None for head in program.heads)
     return MARGIN * float(np.max(np.abs(multiple) * off / _floor(g, multiple * g + constant, squares=squares)))

@@ -69,6 +69,13 @@ def spread_error(program: Program, dtype: DTypeLike) -> float:
     return float(np.max(np.abs(sums.astype(dtype).astype(np.float64) / sums - 1.0)))
 
 
+def stored(program: Program, dtype: DTypeLike, *, factored: bool = False, conditioned: bool = False) -> Program:
+    """The program with coefficients as a form stores them in a type (`Head.rounded`), and what that changes."""
+    made = program.rounded(dtype, factored=factored, conditioned=conditioned)
+    # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
+    return replace(made, coefficient_error=made.coefficient_error + spread_error(made, dtype))
+
+
 def spread(head: Head, linear: float) -> list[Head]:
     """The heads of `head` plus `linear z`: one per key, with the others as its bias tokens."""
     own = BiasToken(slope=head.beta, offset=head.gamma)
@@ -111,20 +118,12 @@ class SharedKey:
         return cls(slope, 0.0, weight, weight * value)
 
 
-@dataclass(frozen=True)
-class Progression:
-    """Shared keys with the shares w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1.
+def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> tuple[float, tuple[float, ...], float] | None:
+    """(step, weights, part) of shared keys as a progression with exactly their numbers in a type, as for Mish.
 
-    `weights` are the other w; `part` is the first weight times its multiple.
+    Shares are w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1. `weights` are the
+    other w; `part` is the first weight times its multiple. None if the keys are no progression.
     """
-
-    step: float
-    weights: tuple[float, ...]
-    part: float
-
-
-def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression | None:
-    """Shared keys as a progression with exactly their numbers in a type, as for Mish; else None."""
     narrow = partial(narrowed, dtype=dtype)
     ascending = sorted(keys, key=lambda key: key.slope)
     for ordered in (ascending, ascending[::-1]):
@@ -133,7 +132,7 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression |
         step = slopes[1] - slopes[0]
         even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and narrow(step) == step
         if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
-            return Progression(step, tuple(weights[:-1]), parts[0])
+            return step, tuple(weights[:-1]), parts[0]
     return None
 
 

@@ -104,10 +104,6 @@ class Head:
         return tuple(sorted(self.logits))
 
     @property
-    def zero_bias(self) -> bool:
-        return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
-
-    @property
     def largest_factored(self) -> float:
         """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials."""
         steep = any(abs(token.offset - self.gamma) > FACTORED for token in self.bias_tokens)
@@ -208,11 +204,6 @@ class Line:
     def lowest(self) -> float:
         """The g on one side beyond which the line is constant; on the other side that is outside the domain."""
         return LOWEST / self.step
-
-    @property
-    def largest(self) -> float:
-        """A bound on the line's magnitude: that of the values of its two ends."""
-        return 1.0 / abs(self.step * self.end)
 
     @cached_property
     def keys(self) -> tuple[tuple[float, float, float], ...]:
@@ -401,9 +392,9 @@ class Program:
     def crossings(self) -> Array:
         return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
-    def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
+    def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Program:
         """The program with coefficients rounded as stored in a type, and the change as `coefficient_error`."""
-        return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored)
+        return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored, conditioned)
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
         """The program of `outer f(inner y)`, given that of f with an absolute `max_error`; self values read y."""
@@ -458,9 +449,9 @@ def _changes(program: Program, other: Program, y: Array, z: Array) -> Array:
 
 
 @cache
-def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> Program:
+def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool, conditioned: bool) -> Program:
     powers = None if program.powers is None else program.powers.rounded(dtype)
-    heads = tuple(head.rounded(dtype, factored=factored) for head in program.heads)
+    heads = tuple(head.rounded(dtype, factored=factored, conditioned=conditioned) for head in program.heads)
     result = replace(
         program,
         # Rounding the coefficients of the powers moves all heads; unless it changes nothing, they are rebuilt.
@@ -471,7 +462,8 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> P
         constant=narrowed(program.constant, dtype),
     )
     change = 0.0 if result == program else largest_change(program, result)
-    return replace(result, coefficient_error=change) if change else program
+    # Logits that were shifted stay so, even where no value changes.
+    return replace(result, coefficient_error=change) if change or conditioned else program
 
 
 # -- arithmetics: steepness of limits and negligible errors, by element type --------------------------------------

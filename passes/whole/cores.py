@@ -23,6 +23,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from passes.programs.program import Array
 from passes.sizes import Shapes, Sizes, shapes_at
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.elementwise import NONLINEAR
@@ -35,6 +36,7 @@ Step = tuple[int, int]  # index of a node, and which of its operands is the scor
 SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
 LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
 SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
+_SIZES = ("Shape", "Size")
 _GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}  # between a softmax and the product with values
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
@@ -55,24 +57,12 @@ class Core:
         return {self.product, self.softmax, self.values, *(index for index, _ in (*self.before, *self.after))}
 
 
-def data_of(view: GraphView) -> frozenset[str]:
-    """The tensors that depend on the values of inputs, not on their shapes alone."""
-    found = set(view.inputs)
-    for node in view.nodes:
-        if node.op_type not in ("Shape", "Size") and not found.isdisjoint(reads(node)):
-            found.update(node.output)
-    return frozenset(found)
-
-
-def cores_of(
-    view: GraphView, blocks: Container[int], ends: Sequence[str], tokens: Callable[[str], set[int]]
-) -> tuple[Core, ...]:
+def cores_of(reader: Reader, blocks: Container[int], ends: Sequence[str]) -> tuple[Core, ...]:
     """All attention of a main graph; `ends` are the results of its blocks, whose nodes are `blocks`.
 
-    `tokens` gives the axes of a tensor, from the end, whose lengths depend on the inputs. Raises LostError where
-    something else than heads, linear operators, norms and gates would remain.
+    Raises LostError where something else than heads, linear operators, norms and gates would remain.
     """
-    finder = _Finder(view)
+    finder, view = _Finder(reader), reader.view
     softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index not in blocks]
     cores = tuple(core for index in softmaxes if (core := finder.core(index)) is not None)
     ends = [*ends, *(view.nodes[core.values].output[0] for core in cores)]
@@ -81,14 +71,13 @@ def cores_of(
         behind = not made.isdisjoint(reads(node))  # a sublayer
         made.update(node.output if behind else ())
         if index not in taken and index not in blocks and not finder.data.isdisjoint(node.output):
-            finder.check(node, tokens, on_way=index in way, behind=behind)
+            finder.check(node, on_way=index in way, behind=behind)
     return cores
 
 
 class _Finder:
-    def __init__(self, view: GraphView) -> None:
-        self.view = view
-        self.data = data_of(view)
+    def __init__(self, reader: Reader) -> None:
+        self.view, self.data, self.tokens = reader.view, reader.data, reader.tokens
 
     def core(self, softmax: int) -> Core | None:
         """The attention around a softmax; None if that weighs no values. Raises LostError."""
@@ -137,7 +126,7 @@ class _Finder:
         """Whether a node multiplies two tensors that depend on data."""
         return node is not None and node.op_type == "MatMul" and self.data.issuperset(node.input)
 
-    def check(self, node: onnx.NodeProto, tokens: Callable[[str], set[int]], *, on_way: bool, behind: bool) -> None:
+    def check(self, node: onnx.NodeProto, *, on_way: bool, behind: bool) -> None:
         """Raise LostError for what a network of attention only cannot have: `on_way` to a sublayer, `behind` one."""
         kind, known = node.op_type, self.view.type_of(node.output[0]).elem_type
         inner = [each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node)]
@@ -145,9 +134,9 @@ class _Finder:
             raise LostError.at(node, "no heads were found in this sublayer")
         if not on_way or (known and known not in FLOATS):
             return
-        reduced = "Reduce" in kind and len(tokens(node.input[0])) > len(tokens(node.output[0]))
+        reduced = "Reduce" in kind and len(self.tokens(node.input[0])) > len(self.tokens(node.output[0]))
         convolved = "Conv" in kind and max(integers_of(node, "kernel_shape") or [2]) > 1
-        multiplied = kind in ("MatMul", "Gemm") and (self._is_product(node) or -1 in tokens(node.input[0]))
+        multiplied = kind in ("MatMul", "Gemm") and (self._is_product(node) or -1 in self.tokens(node.input[0]))
         if multiplied or (behind and (reduced or convolved or kind == "CumSum")):
             raise LostError.at(node, "it mixes tokens outside a softmax")
         if behind and kind in _NO_HEADS:
@@ -156,7 +145,6 @@ class _Finder:
 
 # -- what is added to scores -------------------------------------------------------------------------------------------
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Term = tuple[str, tuple[str, ...]]  # what a node adds to scores: an operator and its operands, an empty one 0
 Pair = tuple[str, str]  # the scores with it, and those that the softmax gets
@@ -165,7 +153,6 @@ OMEGA = 2.0**60  # no finite mask lowers a score by more
 LOWEST = -4.0 * OMEGA
 _LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
 _USUAL = (_LENGTHS[-1], 0)
-_SIZES = ("Shape", "Size")
 _DATA_TRIALS = 8
 _MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
 _MAX_READ = 2**24  # elements of the weights from which a table is computed
@@ -210,7 +197,11 @@ class Reader:
     def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read) -> None:
         self.view, self.read = view, read
         self.shapes: Callable[[int, int], Shapes] = cache(lambda *case: self._shapes(model, *case))
-        self._data = data_of(view)
+        # The tensors that depend on the values of inputs, not on their shapes alone.
+        self.data = set(view.inputs)
+        for node in view.nodes:
+            if node.op_type not in _SIZES and not self.data.isdisjoint(reads(node)):
+                self.data.update(node.output)
         self._constants = Constants(view, read)
         self._known = dict[tuple[Term, Sizes], Array | Data]()
         self._stops = frozenset(name for node in view.nodes if node.op_type in _SIZES for name in node.output)
@@ -285,7 +276,7 @@ class Reader:
         sizes = self.sizes(both[0])
         for term in self._terms(node, place):
             if (term, sizes) not in self._known:
-                static = self._data.isdisjoint(term[1])
+                static = self.data.isdisjoint(term[1])
                 read = (self._table if static else self._of_data)(term, both, len(found.table[0]))
                 if isinstance(read, str):
                     raise LostError.at(node, f"what it adds to the scores {read}")
@@ -306,7 +297,7 @@ class Reader:
             yield "Where", tuple("" if at == place else name for at, name in enumerate(node.input))
             return
         maker, parts = self.view.made_by(node.input[1 - place]), [node.input[1 - place]]
-        if maker is not None and maker.op_type == "Add" and len(self._data.intersection(maker.input)) == 1:
+        if maker is not None and maker.op_type == "Add" and len(self.data.intersection(maker.input)) == 1:
             parts = list(maker.input)
         for part in parts:
             yield "Neg" if node.op_type == "Sub" else "Identity", (part,)
@@ -406,7 +397,7 @@ class Reader:
         return {axis - len(pairs) for axis, (one, other) in enumerate(pairs) if one != other}
 
     def _shapes(self, model: onnx.ModelProto, length: int, past: int) -> Shapes:
-        def size_of(_: str, axis: int, name: str) -> int:
+        def size_of(axis: int, name: str) -> int:
             if not axis or name in self._pasts:
                 return past if axis else _BATCH
             return length + past * (not self._pasts.isdisjoint(name.split(" + ")))

@@ -18,11 +18,19 @@ from onnx import TensorProto
 
 from passes.conversion import Conversion
 from passes.forms.builder import Builder
-from passes.forms.softmax import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores, type_of_positions
-from passes.forms.sublayer import LARGEST_PATTERN, default_omega
+from passes.forms.softmax import (
+    BIAS_ROWS,
+    LARGEST_PATTERN,
+    POSITION_ROWS,
+    PREFIX,
+    default_omega,
+    neuron_scores,
+    type_of_positions,
+)
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.groups import groups_of
-from passes.whole.cores import OMEGA, SAME_SCORES, Array, Core, Data, Mask, Reader, Scores, cores_of
+from passes.programs.program import Array
+from passes.whole.cores import OMEGA, SAME_SCORES, Core, Data, Mask, Reader, Scores, cores_of
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement
 from rewriter.graph.extract import between
@@ -97,9 +105,10 @@ def whole_for(
         raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
-    inside = frozenset(index for each in conversions for index in between(view, each.inputs, each.outputs))
+    blocks = [each.whole_block for each in conversions]
+    inside = frozenset(index for each in blocks for index in between(view, [each.query.data], [each.result]))
     reader = Reader(model, view, read)
-    cores = cores_of(view, inside, [name for each in conversions for name in each.outputs], reader.tokens)
+    cores = cores_of(reader, inside, [each.result for each in blocks])
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None
     most = longest or fixed or min(*map(_longest_fitting, conversions), DEFAULT_MAX_TOKENS)
@@ -167,7 +176,7 @@ class Join:
         b, name, operands = self.b, node.output[0], [self.b.tensor(each) for each in node.input]
         operands[place] = pattern
         if node.op_type == "Reshape":
-            lead, square = self._shape(value, 0, -2, f"{name}/v"), self._shape(pattern, -2, _END, f"{name}/pattern")
+            lead, square = self.b.sizes(value, 0, -2, f"{name}/v"), self.b.sizes(pattern, -2, _END, f"{name}/pattern")
             return b.reshape(pattern, b.concat([lead, square], 0, f"{name}/shape"), name)
         if node.op_type == "Where" and place:
             maker = self.view.made_by(node.input[0])
@@ -187,7 +196,7 @@ class Join:
         for index in scores.layout:
             query, key = (self._laid_out(index, each, f"{side}_{index}") for each, side in ((query, "q"), (key, "k")))
             rank = self._rank(self.view.nodes[index].output[0])
-        self.keys, count = self._shape(key, -1, _END, "key_count"), self._shape(query, -2, -1, "query_count")
+        self.keys, count = self.b.sizes(key, -1, _END, "key_count"), self.b.sizes(query, -2, -1, "query_count")
         # Behind a cache, queries are the last tokens.
         last = bool(scores.table.any())
         self.first = b.node("Sub", [self.keys, count], "first_query") if last else b.integers(0)
@@ -228,7 +237,7 @@ class Join:
         b, given = self.b, self.product.input[side]
         known = not self.scores.layout and min(self.whole.reader.tokens(given), default=0) >= -2
         heads = [size or 1 for size in self.whole.reader.sizes(given)[1:-2]] if known else []
-        lead = self._shape(like, 0, 1 if known else -2, f"{name}_lead")
+        lead = self.b.sizes(like, 0, 1 if known else -2, f"{name}_lead")
         return b.node("Expand", [tensor, b.concat([lead, b.integers(*heads, 1, 1)], 0, f"{name}_each")], name)
 
     def _data(self, each: Data, name: str) -> Tensor:
@@ -259,9 +268,6 @@ class Join:
     def _wide(self, tensor: str, name: str) -> Tensor:
         return self.b.read(tensor, self.view.type_of(tensor).elem_type or self.given, name)
 
-    def _shape(self, tensor: Tensor, start: int, stop: int, name: str) -> Tensor:
-        return self.b.rows(self.b.node("Shape", [tensor], f"{name}_of"), start, stop, 0, name)
-
     def _rank(self, tensor: str) -> int:
         return len(self.whole.reader.sizes(tensor))
 
@@ -279,7 +285,7 @@ class Join:
         if node.op_type != "Reshape":
             return b.node(node.op_type, [tensor, *map(b.tensor, node.input[1:])], name)
         lead = b.rows(b.tensor(node.input[1]), 0, -2, 0, f"{name}_lead")
-        own = self._shape(tensor, -2, _END, f"{name}_own")
+        own = self.b.sizes(tensor, -2, _END, f"{name}_own")
         return b.reshape(tensor, b.concat([lead, own], 0, f"{name}_shape"), name)
 
     def _padded(self, tensor: Tensor, rank: int, axis: int, name: str, value: float = 0.0) -> Tensor:

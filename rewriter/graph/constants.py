@@ -7,7 +7,6 @@ Unless the caller provides a reader, only small inline tensors are read: weights
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -48,14 +47,9 @@ def small(tensor: onnx.TensorProto) -> AnyArray:
 class Constants:
     """Computes constants of one view, which must not change meanwhile; only small ones are kept."""
 
-    def __init__(
-        self, view: GraphView, read: Read = small, sizes: Sizes = lambda _: None,
-        given: Mapping[str, AnyArray] | None = None,
-    ) -> None:  # fmt: skip
-        """`given`: values of inputs."""
+    def __init__(self, view: GraphView, read: Read = small, sizes: Sizes = lambda _: None) -> None:
         self._view, self._read, self._sizes = view, read, sizes
-        known = product((given or {}).items(), (False, True))
-        self._kept: dict[tuple[str, bool], AnyArray | LostError] = {(name, wide): each for (name, each), wide in known}
+        self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
 
     def __contains__(self, tensor: str) -> bool:
         return tensor in self._view.constants

@@ -38,7 +38,7 @@ def is_elementwise(node: onnx.NodeProto) -> bool:
     return key_of(node) in OPERATORS
 
 
-def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
+def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
     """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1. Raises KeyError for others."""
     found = row(*key_of(node))
     if found is None or not is_elementwise(node):
@@ -46,8 +46,7 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
     if node.op_type in CASTS:  # exact: the proof measures rounding
         return np.asarray(args[0], np.float64)
     with np.errstate(all="ignore"):
-        made = found(
-            Call(node, node.op_type, attributes(node), _REALS), *(Value(np.asarray(arg, np.float64)) for arg in args)
-        )
+        values = (None if arg is None else Value(np.asarray(arg, np.float64)) for arg in args)
+        made = found(Call(node, node.op_type, attributes(node), _REALS), *values)
     made = tuple_of(made)[0]
     return np.asarray(made.entries if isinstance(made, Value) else made, np.float64)

@@ -24,7 +24,6 @@ from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
 from passes.record import Made, with_operators
 from rewriter.arrays import Array
-from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention
 
@@ -98,7 +97,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
         except LostError as lost:
             missed.append(Miss(f"block {block.name}: {lost.miss.reason}", lost.miss.node))
     known = [each for each in plan.recognised.blocks if not each.block.path]
-    for made, flow in product(known, [Dataflow(view, Constants(view))] if known else ()):
+    for made, flow in product(known, [Dataflow(view)] if known else ()):
         try:
             # The plan states the error of the file's own heads.
             heads = _of_made(view, flow, made, program)
@@ -112,7 +111,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
 def _heads(
     view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool = False
 ) -> NeuronHeads:
-    chosen = decide(view, block, Options(form=PROGRAMS[program]), inline=True)
+    chosen = decide(view, block, Options(form=PROGRAMS[program]))
     return NeuronHeads(
         name=block.name,
         node=view.producer[projections.result if whole else block.output],

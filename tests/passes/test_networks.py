@@ -45,7 +45,7 @@ def planned(model: onnx.ModelProto, form: str) -> Plan:
 def stream_of(plan: Plan) -> tuple[str, str]:
     """The residual stream behind the embeddings, and behind the last layer."""
     view = plan.views[0]
-    made = {plan.conversions[0].outputs[0]}  # what depends on a sublayer
+    made = {cases.result_of(plan.conversions[0])}  # what depends on a sublayer
     entry = ""
     for node in view.nodes:
         others = [name for name in node.input if name not in made and name not in view.constants]
@@ -54,7 +54,7 @@ def stream_of(plan: Plan) -> tuple[str, str]:
             entry = entry or (
                 others[0] if node.op_type == "Add" and others and view.type_of(others[0]).rank == 3 else ""
             )
-    last = plan.conversions[-1].outputs[0]
+    last = cases.result_of(plan.conversions[-1])
     for node in view.onward(last):
         if node.op_type not in ("Add", "Reshape"):
             break

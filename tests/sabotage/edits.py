@@ -33,6 +33,7 @@ import onnx
 from passes.conversion import Conversion
 from passes.match.lower import Lowered
 from passes.plan import Plan
+from tests.cases import result_of
 from tests.changes import Nodes, change_values, copied, nodes_of, rename, set_nodes, weight
 from tests.sabotage import changes
 from tests.sabotage.changes import operand
@@ -93,7 +94,7 @@ def _heads(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
 
 def _result(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
     conversion = plan.conversions[int(at or 0)]
-    _replace(model, conversion.outputs[0], what, conversion.block.elem_type, {})
+    _replace(model, result_of(conversion), what, conversion.block.elem_type, {})
 
 
 def _operand(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from passes.programs.groups import Progression, SharedKey, progression_of
+from passes.programs.groups import SharedKey, progression_of
 from passes.programs.program import BiasToken, Head, Program
 
 # One key at rest and one that follows y: the weight of the second is a logistic function.
@@ -92,19 +92,19 @@ NEARLY = (SharedKey(0.0, 0.0, 1.0, 0.1), SharedKey(4.0, 0.0, 1.0, 1.0 + 1e-12))
 @pytest.mark.parametrize(
     ("keys", "dtype", "found"),
     [
-        (MISH, np.float32, Progression(1.0, (2.0, 2.0), 0.0)),
-        (MISH[::-1], np.float64, Progression(1.0, (2.0, 2.0), 0.0)),
+        (MISH, np.float32, (1.0, (2.0, 2.0), 0.0)),
+        (MISH[::-1], np.float64, (1.0, (2.0, 2.0), 0.0)),
         # The key with the highest power is the one with multiple and weight 1, on either side.
         (
             (SharedKey(0.5, 0.0, 3.0, -1.5), SharedKey(-0.25, 0.0, 1.0, 1.0)),
             np.float32,
-            Progression(-0.75, (3.0,), -1.5),
+            (-0.75, (3.0,), -1.5),
         ),
-        (NEARLY, np.float32, Progression(4.0, (1.0,), float(np.float32(0.1)))),
+        (NEARLY, np.float32, (4.0, (1.0,), float(np.float32(0.1)))),
         (NEARLY, np.float64, None),
     ],
 )
-def test_powers_of_one_exponential(keys: tuple[SharedKey, ...], dtype: type, found: Progression | None) -> None:
+def test_powers_of_one_exponential(keys: tuple[SharedKey, ...], dtype: type, found: object) -> None:
     assert progression_of(keys, dtype) == found
 
 

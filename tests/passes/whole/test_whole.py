@@ -62,7 +62,7 @@ FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 def nodes_of_network(model: onnx.ModelProto, plan: Plan) -> list[onnx.NodeProto]:
     """The nodes above the last sublayer whose results are numbers, not shapes or truth values."""
     view = all_views(shape_inference.infer_shapes(model))[0]
-    above = sorted(ancestors(view, frozenset(), [plan.conversions[-1].outputs[0]]))
+    above = sorted(ancestors(view, frozenset(), [plan.conversions[-1].whole_block.result]))
     return [view.nodes[index] for index in above if view.type_of(view.nodes[index].output[0]).elem_type in FLOATS]
 
 
