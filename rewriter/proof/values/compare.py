@@ -135,7 +135,7 @@ def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
         finite = np.isfinite(x)
         if not np.array_equal(finite, np.isfinite(y)):
             return True
-        far = np.linalg.norm((y - x)[finite])
+        far = np.linalg.norm(y[finite] - x[finite])
         if far > _GROSS * max(float(np.linalg.norm(x[finite])), _NEAR_ZERO * largest):
             return True
     return False

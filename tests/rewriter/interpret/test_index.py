@@ -156,6 +156,8 @@ def test_a_network_of_form_whole_has_the_heads_of_its_original_and_their_positio
     assert sorted(found) == sorted([*original, *tables]), found.missed
     for name in original:
         np.testing.assert_array_equal(original[name], found[name], err_msg=name)
+    folded = heads(source, fold_ln=True), heads(out, fold_ln=True)
+    assert all(np.array_equal(folded[0][name], folded[1][name]) for name in folded[0])
     told = found.to_json()
     r = told["bias_tokens"]
     assert told["max_tokens"] == t
