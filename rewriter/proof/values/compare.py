@@ -69,7 +69,7 @@ _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
 measured on that, and the bound of an activation that may allow more."""
 _DRAWS = 4
 """How often real inputs of a small model are drawn."""
-_LOWEST = -(2.0**90)
+_LOWEST = -(2.0**98)  # beyond it are masks, such as -1e30; offsets of steep heads in float64 are less than 2^97
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
 _ISOLATED = 2**22
