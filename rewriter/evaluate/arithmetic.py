@@ -42,8 +42,8 @@ _BLOCK = 2**15
 """Entries that are lifted at once."""
 _FEW = 64
 """Numbers that are inverted one by one."""
-_MAX_KEPT = 2**26
-"""Entries of the largest weight whose limbs are kept; they take 4 bytes each."""
+_MAX_KEPT, _MAX_WIDE = 2**26, 2**21
+"""Entries of the largest weight whose limbs are kept: they take 4 bytes each, or 16 in the type of products."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -294,7 +294,8 @@ class Field:
     def exp(self, a: Array) -> Array:
         flipped, value = a > self.p // 2, self.even("exp", a)
         value = np.where(a == 0, 1, self.mul(value, value))
-        return np.where(flipped, self.inv(value), value) if flipped.any() else value
+        value[flipped] = self.inv(value[flipped])
+        return value
 
     def log(self, a: Array) -> Array:
         inverse = self.inv(a)
@@ -397,7 +398,7 @@ class Field:
         return np.concatenate([self._product(left, limbs) for limbs in self.modulus.limbs(self, b)], -1)
 
     def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
-        (a1, a0), (b1, b0) = a, (each.astype(np.float64) for each in b)
+        (a1, a0), (b1, b0) = a, (each.astype(np.float64, copy=False) for each in b)
         if a0.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
         low, high = a0 @ b0, a1 @ b1
@@ -429,6 +430,8 @@ class Modulus:
         found: list[tuple[Array, Array]] | None = [] if weight.size <= _MAX_KEPT else None
         for start in range(0, max(columns, 1), max(step, 1)):
             limbs = _lifted_limbs(field, weight[..., start : start + step])
+            if weight.size <= _MAX_WIDE:
+                limbs = limbs[0].astype(np.float64), limbs[1].astype(np.float64)
             if found is not None:
                 found.append(limbs)
             yield limbs
