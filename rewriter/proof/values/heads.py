@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -63,8 +64,8 @@ from rewriter.proof.values.walk import (
 
 MOST_LEAVES = 2
 _DEEPEST = 100_000
-_MOST_PLACES = 400
-"""Places of a tensor of B that are tried for one row of weights."""
+_MOST_PLACES, _MOST_READ = 400, 3
+"""Places of a tensor of B that are tried for one row of weights, and entries of A that the heads are read at."""
 _DOMAINS = (None, 512.0, 508.0)
 """What is tried: all numbers and, where a function does not hold for these, how far the programs of this tool reach."""
 _ROOM = 1.02
@@ -505,8 +506,6 @@ class _Reader(Kept):
 
     def _read(self, name: str, leaves: Sequence[str], layer: _Layer) -> Region:
         """Both functions. Raises NotAFunction."""
-        entries = [self.values[each].entries for each in leaves]
-        symbols = [leaf(place) for place in range(len(leaves))]
         shape = self.values[layer.data].shape
         middle, fixed = [size // 2 for size in shape], 0
         if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
@@ -514,18 +513,29 @@ class _Reader(Kept):
             layer = replace(layer, matrix=layer.matrix[aligned(middle[:-2], layer.matrix.shape[:-2])])
         n = _telling_row(layer.matrix) if layer.matrix is not None else min(7, shape[layer.axis] - 1)
         middle[layer.axis] = n
-        # Clip and Relu may be 0 at an entry, which says nothing about heads.
-        told = np.argwhere(np.take(self.values[layer.data].entries, [n], layer.axis) != 0)
-        told[:, layer.axis] = n
-        told = told[(told[:, :fixed] == middle[:fixed]).all(axis=1)]
-        middle = min(told.tolist(), key=lambda each: int(np.abs(np.subtract(each, middle)).sum()), default=middle)
-        flat = np.ravel_multi_index(middle, shape)  # what lays the activation out keeps the order of its entries
+        # Clip and Relu may be 0 at an entry of A or of B, which says nothing about heads.
+        spots = np.argwhere(np.take(self.values[layer.data].entries, [n], layer.axis) != 0)
+        spots[:, layer.axis] = n
+        spots = spots[(spots[:, :fixed] == middle[:fixed]).all(axis=1)]
+        spots = spots[np.abs(spots - middle).sum(axis=1).argsort(kind="stable")]
+        *others, last = spots[:_MOST_READ].tolist() or [middle]
+        for each in others:
+            with suppress(NotAFunction):
+                return self._read_at(name, leaves, layer, each)
+        return self._read_at(name, leaves, layer, last)
+
+    def _read_at(self, name: str, leaves: Sequence[str], layer: _Layer, spot: Sequence[int]) -> Region:
+        """Both functions at one entry of what the layer reads. Raises NotAFunction."""
+        entries = [self.values[each].entries for each in leaves]
+        symbols = [leaf(place) for place in range(len(leaves))]
+        # What lays the activation out keeps the order of its entries.
+        flat = np.ravel_multi_index([*spot], self.values[layer.data].shape)
         place = unraveled(int(flat), self.values[name].shape)
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
             here |= {key * factor % self.field.p: mul(number, part) for key, part in [*here.items()]}
-        other = total(self._terms(layer, n, here, middle))
+        other = total(self._terms(layer, spot[layer.axis], here, spot))
         return Region(name, tuple(leaves), mine, other)
 
     def _scalars(self, name: str, leaves: Sequence[str]) -> Iterator[tuple[int, Expression]]:
