@@ -122,7 +122,7 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> tuple[float, 
     """(step, weights, part) of shared keys as a progression with exactly their numbers in a type, as for Mish.
 
     Shares are w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1. `weights` are the
-    other w; `part` is the first weight times its multiple. None if the keys are no progression.
+    other w; `part` is the first weight times its multiple. None if the keys do not form a progression.
     """
     narrow = partial(narrowed, dtype=dtype)
     ascending = sorted(keys, key=lambda key: key.slope)

@@ -147,7 +147,7 @@ class _Finder:
 
 Mask = NDArray[np.bool_]
 Term = tuple[str, tuple[str, ...]]  # what a node adds to scores: an operator and its operands, an empty one 0
-Pair = tuple[str, str]  # the scores with it, and those that the softmax gets
+Pair = tuple[str, str]  # the scores after the addition, and the input of the softmax
 Case = tuple[int, int]  # numbers of tokens, and of tokens before them in a cache
 OMEGA = 2.0**60  # no finite mask lowers a score by more
 LOWEST = -4.0 * OMEGA
@@ -272,7 +272,7 @@ class Reader:
         return data
 
     def _added(self, found: Scores, node: onnx.NodeProto, place: int, last: str) -> Scores:
-        both = node.output[0], last  # scores with what is added, and those that the softmax gets
+        both = node.output[0], last  # the scores after the addition, and the input of the softmax
         sizes = self.sizes(both[0])
         for term in self._terms(node, place):
             if (term, sizes) not in self._known:

@@ -130,7 +130,7 @@ def _stated(proto: onnx.ModelProto, used: set[str], names: Mapping[str, str]) ->
 
 
 def _signature(proto: onnx.ModelProto, what: str, names: Mapping[str, str]) -> dict[str, tuple[onnx.TypeProto, bool]]:
-    """Name to type, and whether there is a default; `names` are those that are called otherwise here."""
+    """Name to type, and whether there is a default; `names` maps names that differ here."""
     back = {new: old for old, new in names.items()}
     given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
     return {back.get(value.name, value.name): (value.type, value.name in given) for value in getattr(proto.graph, what)}

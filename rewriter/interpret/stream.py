@@ -255,7 +255,7 @@ _WEIGHED = "/p_q_W_QK"  # ends the names that `passes.whole.network` gives to po
 def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a network of form `whole` whose own heads weigh no bias tokens, and add positions to the scores.
 
-    It computes the same, since the heads give bias tokens no weight. Any other model is returned as it is.
+    It computes the same, since the heads give bias tokens no weight. Returns any other model unchanged.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
     cores = tuple(f"{name.removesuffix(_WEIGHED)}/" for name in makers if name.endswith(_WEIGHED))

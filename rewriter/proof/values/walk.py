@@ -90,7 +90,7 @@ class Kept(Fingerprints):
         return [self.values[name] if name else None for name in node.input]
 
     def depends(self, name: str) -> bool:
-        """Whether a tensor is made of entries: no number that is computed from constants, nor a condition of those."""
+        """Whether a tensor depends on entries; numbers computed from constants, and conditions on them, do not."""
         value, node = self.values.get(name), self.makers.get(name)
         entries = isinstance(value, Value)
         if node is None or not (value.size == 1 if isinstance(value, Value) else node.op_type in _CONDITIONS):

@@ -89,7 +89,7 @@ def test_a_rewritten_file_records_the_same(form: str, tmp_path: Path) -> None:
     for name in before.cache:
         assert before.cache[name].shape == after.cache[name].shape, name
         bound = 2e-4 if "pattern" in name else 2e-5
-        masked = [found.cache[name] <= -(2.0**59) for found in (before, after)]  # form whole has numbers of its own
+        masked = [found.cache[name] <= -(2.0**59) for found in (before, after)]  # form whole masks with other numbers
         np.testing.assert_array_equal(masked[0], masked[1])
         finite = np.isfinite(before.cache[name]) & ~masked[0]
         scale = max(1.0, np.abs(before.cache[name][finite]).max())
