@@ -62,7 +62,7 @@ from rewriter.proof.values.walk import (
     wide,
 )
 
-MOST_LEAVES = 2
+MOST_LEAVES, _MOST_ENDS = 2, 8
 _DEEPEST = 100_000
 _MOST_PLACES, _MOST_READ = 400, 3
 """Places of a tensor of B that are tried for one row of weights, and entries of A that the heads are read at."""
@@ -455,13 +455,13 @@ class _Reader(Kept):
 
     def _leaves(self, name: str) -> list[str] | None:
         """The leaves of the elementwise function that makes a tensor; None where it is none, or has too many."""
-        leaves = self._ends(name, self._is_leaf)
-        if leaves is None or len(leaves) < MOST_LEAVES:
-            return leaves
-        for one, other in (leaves, leaves[::-1]):
-            if self._ends(one, other.__eq__) == [other]:  # a function of the other: the error may not hide in a factor
-                return [other]
-        return leaves
+        leaves = self._ends(name, self._is_leaf) or []
+        for one in leaves if len(leaves) > 1 else ():
+            others = [each for each in leaves if each != one]
+            ends = self._ends(one, others.__contains__)
+            if ends and set(ends) <= set(others):  # a function of the others: the error may not hide in a factor
+                leaves = others
+        return leaves if 0 < len(leaves) <= MOST_LEAVES else None
 
     def _ends(self, name: str, stops: Callable[[str], bool]) -> list[str] | None:
         """What an elementwise function is of; `stops` says which tensors are not looked behind."""
@@ -475,7 +475,7 @@ class _Reader(Kept):
             operands = [] if node is None or (each != name and stops(each)) else self._operands(node, shape)
             if node is None or not operands:
                 leaves.append(each)
-                if len(leaves) > MOST_LEAVES:
+                if len(leaves) > _MOST_ENDS:
                     return None
                 continue
             real |= node.op_type not in _LINEAR

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 FORMS = ("masked", "maskless")
 GATED = f"u = MatMul(x, V1) {SILU.replace('h =', 'f =')} h = Mul(f, u)"
+INVERSE = "n = Neg(y) e = Exp(n) d = Add(one, e) r = Reciprocal(d) f = Mul(y, r) u = MatMul(x, V1) h = Mul(f, u)"
 TYPES = ("float", "float16", "bfloat16", "double")
 
 
@@ -42,6 +44,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"SiLU in {elem}": (SILU, {"elem": elem}) for elem in TYPES},
     **{f"GELU in opset {opset}": (ERF_GELU, {"opset": opset}) for opset in (13, 17, 21)},
     "a gate": (GATED, {}),
+    "a gate that divides by 1 + exp(-y)": (INVERSE, {"constants": {"one": 1.0}}),
     "ReLU": ("h = Relu(y)", {}),
     "tanh": ("h = Tanh(y)", {}),
     "leaky ReLU": ("h = LeakyRelu(y)", {}),
@@ -55,22 +58,15 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-REFUSED = {"values that are y and a constant"}
+REFUSED = {("values that are y and a constant", form) for form in FORMS}
+OPEN = pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "form"),
     [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
-            if name in REFUSED
-            else slow
-            if "four" in name
-            else (),
-        )
-        for name in RIGHT
+        pytest.param(*case, marks=OPEN if case in REFUSED else slow if "four" in case[0] else ())
+        for case in product(RIGHT, ("local", *FORMS))
     ],
 )
 def test_right_heads_are_certified(name: str, form: str) -> None:
