@@ -40,10 +40,12 @@ _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
 _BLOCK = 2**15
 """Entries that are lifted at once."""
-_FEW = 64
-"""Numbers that are inverted one by one."""
+_FEW = 32
+"""Numbers that are inverted, or lifted, one by one."""
 _MAX_KEPT, _MAX_WIDE = 2**26, 2**21
 """Entries of the largest weight whose limbs are kept: they take 4 bytes each, or 16 in the type of products."""
+_LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
+"""Entries of the smallest weight whose products are remembered, and of all these products."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -72,6 +74,14 @@ class Value:
 def is_float(value: Any) -> bool:
     """Whether a tensor holds floating-point numbers, or entries that depend on data."""
     return isinstance(value, Value) or (isinstance(value, np.ndarray) and "float" in value.dtype.name)
+
+
+def content(table: Array) -> bytes:
+    """A digest of a table's numbers; narrow floats count as float32."""
+    same = table.astype(np.float32) if is_float(table) and table.dtype.itemsize < 4 else table
+    digest = hashlib.sha256(f"{same.dtype}{same.shape}".encode())
+    digest.update(np.ascontiguousarray(same).reshape(-1).view(np.uint8))
+    return digest.digest()
 
 
 # -- residues --------------------------------------------------------------------------------------------------------
@@ -173,18 +183,23 @@ class Field:
 
     # Large temporaries cost more than what is computed.
     def add(self, a: Any, b: Any) -> Array:
-        total: Array = np.asarray(a + b)
-        return np.subtract(total, self.p, out=total, where=total >= self.p)
+        return self._wrapped(np.asarray(a + b) - self.p)
 
     def sub(self, a: Any, b: Any) -> Array:
-        difference: Array = np.asarray(a - b)
-        return np.add(difference, self.p, out=difference, where=difference < 0)
+        return self._wrapped(np.asarray(a - b))
 
     def mul(self, a: Array, b: Array) -> Array:
         return self.reduced(a * b)
 
     def neg(self, a: Array) -> Array:
-        return np.where(a == 0, 0, self.p - a)
+        return self._wrapped(-np.asarray(a))
+
+    def _wrapped(self, a: Any) -> Array:
+        """Entries between -p and p modulo p."""
+        more = np.right_shift(a, 63, dtype=np.int64)
+        more &= self.p
+        more += a
+        return np.asarray(more)
 
     def power(self, a: Array, exponent: int) -> Array:
         result = None
@@ -200,10 +215,11 @@ class Field:
         a = np.asarray(a, np.int64)
         left, halves = np.where(a == 0, 1, a).reshape(-1), list[tuple[Array, Array]]()
         while left.size > _FEW:
-            left = np.pad(left, (0, left.size % 2), constant_values=1)
+            if left.size % 2:
+                left = np.append(left, 1)
             halves.append((left[: left.size // 2], left[left.size // 2 :]))
             left = self.mul(*halves[-1])
-        found = self.power(left, self.p - 2)
+        found = np.array([pow(each, -1, self.p) for each in left.tolist()], np.int64)
         for one, other in reversed(halves):
             inverse = found[: one.size]
             found = np.concatenate([self.mul(inverse, other), self.mul(inverse, one)])
@@ -235,7 +251,8 @@ class Field:
 
         Whether it is one of `turned`.
         """
-        distinct = np.unique(a)
+        distinct = np.sort(a, axis=None)  # numpy's own search for distinct numbers takes 25 times as long
+        distinct = distinct[np.append(True, distinct[1:] != distinct[:-1])[: distinct.size]]
         if distinct.size > 1:  # the sign of a single number is the same wherever that is
             self.coins = min(distinct.size, self.coins or distinct.size)
             scale = self.reduced(distinct.sum())
@@ -277,12 +294,19 @@ class Field:
         mixed: Any = self._tag(name)
         with np.errstate(over="ignore"):
             for operand in operands:
-                mixed = mix(mixed ^ (np.asarray(operand).astype(_U64) * (first | _U64(1)) + second))
+                entries = np.array(operand, _U64)
+                entries *= first | _U64(1)
+                entries += second
+                entries = entries ^ mixed if np.ndim(mixed) else np.bitwise_xor(entries, mixed, out=entries)
+                mixed = mix(entries)
             return mix(mixed ^ second)
 
     def function(self, name: object, *operands: Array) -> Array:
         """A function of which nothing is known."""
-        return (self.hash64(name, *operands) % _U64(self.p)).astype(np.int64)
+        drawn = np.asarray(self.hash64(name, *operands))
+        whole = drawn // _U64(self.p)
+        whole *= _U64(self.p)
+        return np.asarray(drawn - whole).astype(np.int64)
 
     def odd(self, name: str, a: Array) -> Array:
         value = self.even(name, a)
@@ -380,6 +404,14 @@ class Field:
 
     def _exact(self, x: Array) -> Array:
         """float32 or float64 as residues; anything for what is not finite."""
+        top = float(np.abs(x).max(initial=0.0)) if x.dtype == np.float32 and x.size > _FEW else 0.0
+        if 0 < top < np.inf:  # as multiples of one power of 2, if all are
+            shift = 62 - math.frexp(top)[1]
+            scaled = x.astype(np.float64)
+            scaled *= 2.0**shift
+            whole = scaled.astype(np.int64)
+            if (whole == scaled).all():
+                return self.mul(self.reduced(whole), self._powers[-shift - _LOWEST_EXPONENT])
         if x.dtype == np.float32:
             bits = np.ascontiguousarray(x).view(np.int32).reshape(x.shape)
             exponents = (bits >> 23) & 255
@@ -392,17 +424,17 @@ class Field:
     # products
     def matmul(self, a: Any, b: Any) -> Array:
         """a @ b of Values or numbers with two axes or more, by products of 16-bit limbs in float64."""
-        left = _limbs(self.lift(a, scalar=False).entries)
+        left = self.lift(a, scalar=False).entries
         if isinstance(b, Value):
-            return self._product(left, _limbs(b.entries))
-        return np.concatenate([self._product(left, limbs) for limbs in self.modulus.limbs(self, b)], -1)
+            return self.product(_limbs(left), _limbs(b.entries))
+        return self.modulus.weighted(self, left, b)
 
-    def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
-        (a1, a0), (b1, b0) = a, (each.astype(np.float64, copy=False) for each in b)
+    def product(self, a: Sequence[Array], b: Sequence[Array]) -> Array:
+        (a1, a0, a2), (b1, b0, b2) = a, b
         if a0.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
         low, high = a0 @ b0, a1 @ b1
-        middle = (a0 + a1) @ (b0 + b1)
+        middle = a2 @ b2
         middle -= low
         middle -= high
         highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, middle, low))
@@ -410,36 +442,57 @@ class Field:
 
 
 class Modulus:
-    """A prime, with what fields of it share."""
+    """A prime, with what fields of it share: limbs of weights, and the products with them, which both models have."""
 
     def __init__(self, p: int) -> None:
         self.p = p
         self.powers = np.array([pow(2, each, p) for each in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)], np.int64)
-        self._last: tuple[Array, list[tuple[Array, Array]]] | None = None
+        self._last: tuple[Array, list[Sequence[Array]]] | None = None
+        self._hashed: tuple[Array, bytes] | None = None
+        self._known: dict[tuple[bytes, bytes], Array] = {}
+        self._room = _MAX_KNOWN
 
-    def limbs(self, field: Field, weight: Array) -> Iterator[tuple[Array, Array]]:
+    def weighted(self, field: Field, entries: Array, weight: Array) -> Array:
+        """Entries @ a weight; from memory, where both were multiplied before."""
+        if weight.size < _LEAST_KNOWN:
+            return self._weighted(field, entries, weight)
+        if self._hashed is None or self._hashed[0] is not weight:
+            self._hashed = weight, content(weight)
+        key = self._hashed[1], content(entries)
+        if key in self._known:
+            return self._known[key].astype(np.int64)
+        made = self._weighted(field, entries, weight)
+        self._room -= made.size
+        if self._room > 0:
+            self._known[key] = made.astype(np.uint32)
+        return made
+
+    def _weighted(self, field: Field, entries: Array, weight: Array) -> Array:
+        left = _limbs(entries)
+        return np.concatenate([field.product(left, limbs) for limbs in self._limbs(field, weight)], -1)
+
+    def _limbs(self, field: Field, weight: Array) -> Iterator[Sequence[Array]]:
         """The limbs of consecutive columns of a weight.
 
         They are kept until another weight is used: evaluations at several points go through a model in step.
         """
         if self._last is not None and self._last[0] is weight:
-            yield from self._last[1]
+            yield from map(_limbs_of, self._last[1])
             return
         columns = weight.shape[-1]
         step = max(_CHUNK // weight.shape[0], 1) if weight.ndim == 2 and weight.size > _CHUNK else columns
-        found: list[tuple[Array, Array]] | None = [] if weight.size <= _MAX_KEPT else None
+        found: list[Sequence[Array]] | None = [] if weight.size <= _MAX_KEPT else None
         for start in range(0, max(columns, 1), max(step, 1)):
-            limbs = _lifted_limbs(field, weight[..., start : start + step])
-            if weight.size <= _MAX_WIDE:
-                limbs = limbs[0].astype(np.float64), limbs[1].astype(np.float64)
+            halves = _halves(field, weight[..., start : start + step])
+            limbs = _limbs_of(halves)
             if found is not None:
-                found.append(limbs)
+                found.append(limbs if weight.size <= _MAX_WIDE else halves)
             yield limbs
         self._last = None if found is None else (weight, found)
 
 
-def _lifted_limbs(field: Field, weight: Array) -> tuple[Array, Array]:
-    """The limbs of a weight, block by block, so that what is between stays in the processor's cache."""
+def _halves(field: Field, weight: Array) -> Sequence[Array]:
+    """The halves of the bits of a weight's residues, block by block, so that what is between stays in the processor's cache."""
     high, low = np.empty(weight.shape, np.uint16), np.empty(weight.shape, np.uint16)
     flat, ends = np.ascontiguousarray(weight).reshape(-1), (high.reshape(-1), low.reshape(-1))
     for start in range(0, flat.size, _BLOCK):
@@ -459,8 +512,16 @@ def mix(h: Array) -> Array:
     return np.asarray(h)
 
 
-def _limbs(entries: Array) -> tuple[Array, Array]:
-    return (entries >> 16).astype(np.float64), (entries & 0xFFFF).astype(np.float64)
+def _limbs(entries: Array) -> Sequence[Array]:
+    return _limbs_of((entries >> 16, entries & 0xFFFF))
+
+
+def _limbs_of(parts: Sequence[Array]) -> Sequence[Array]:
+    """The upper and the lower half of the bits, and the sum of both, in the type of products."""
+    if len(parts) > 2:  # noqa: PLR2004 - they are that
+        return parts
+    high, low = (each.astype(np.float64) for each in parts)
+    return high, low, high + low
 
 
 # -- float64 ---------------------------------------------------------------------------------------------------------

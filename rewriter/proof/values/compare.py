@@ -23,8 +23,18 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, draw_prime, is_float
-from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
+from rewriter.evaluate.arithmetic import (
+    Field,
+    Floats,
+    Modulus,
+    Product,
+    Unsupported,
+    Value,
+    content,
+    draw_prime,
+    is_float,
+)
+from rewriter.evaluate.evaluator import Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
@@ -168,7 +178,7 @@ class _Pair:
         self._reason, self._refuted, self._coins = "", "", 0
         self._blocks, self._about = blocks, ""  # an activation of A that the reason is about
         self.unable = False  # whether an evaluation could not be carried out
-        self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()
+        self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()  # of the first round
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Case]] = []
         theirs = {value.name for value in b.proto.graph.output}
@@ -219,7 +229,7 @@ class _Pair:
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
-            self._coins = 0
+            self._coins, self._last = 0, ((), ())
             while (more := self._more(len(rounds))) and (
                 found := self._round(reading, self._drawn(len(rounds)))
             ) is not None:
@@ -314,6 +324,8 @@ class _Pair:
 
     def _round(self, reading: Reading, cases: Sequence[Case]) -> tuple[str, ...] | None:
         """The constants that were snapped, where both models have the same values at all points; None otherwise."""
+        if self._claims and reading not in self._heads:
+            self._read_heads(reading)
         modulus = Modulus(draw_prime())
         keys = [secrets.token_bytes(16) for _ in cases]
 
@@ -351,7 +363,8 @@ class _Pair:
         if further is not None:
             self.points.append(further)
             return self._round(reading, self.points)
-        self._last = ours, theirs
+        if not self._last[0]:
+            self._last = ours, theirs
         self._coins += sum(_COINS if each.field.coins is None else each.field.coins for each in theirs)
         unfit = self._unfit(reading, ours, theirs) or self._decided_otherwise(reading, ours, theirs, cases)
         self._reason = unfit or self._reason
@@ -377,10 +390,10 @@ class _Pair:
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
         """Look for activations that became heads; whether there are any."""
-        prime, key = draw_prime(), secrets.token_bytes(16)
+        modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
 
         def make() -> Field:
-            return reading.field(prime, key)
+            return reading.field(modulus, key)
 
         found = Regions()
         for case in self._small:
@@ -454,7 +467,7 @@ class _Pair:
     def _evaluated(
         self, program: Program, fields: Sequence[Field], cases: Sequence[Case], reading: Reading, **further: Any
     ) -> tuple[list[Replacing], list[str]]:
-        """One evaluation for each point, run in step, the first with fingerprints; and why some failed."""
+        """One evaluation for each point, run in step, of one round with fingerprints at the first; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
         names = {} if ours else {new: old for old, new in self.names.items()}
@@ -462,7 +475,7 @@ class _Pair:
         made: list[Replacing] = []
         for place, (f, case) in enumerate(zip(fields, cases, strict=True)):
             feeds = case.feeds if ours else self._renamed(case)
-            options["printing"] = place == 0
+            options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
             inside, regions = (heads.cones, heads.regions) if ours else (heads.inside, {})

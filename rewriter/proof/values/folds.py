@@ -24,8 +24,8 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, is_float
-from rewriter.evaluate.evaluator import Evaluator, Program, content
+from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, content, is_float
+from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.graph.view import label
 from rewriter.text import one_line, quoted
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -28,7 +28,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.scalar import COMPARISONS, FARTHEST, LOGIC
@@ -413,6 +413,12 @@ class _Reader(Kept):
         self.inside: set[str] = set()  # tensors of B that entries were followed through
         self._theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
+        # By content of its weights, the linear layers of B.
+        self._twins: dict[bytes, list[onnx.NodeProto]] = {}
+        for node in theirs.makers.values():
+            for each in _layers(theirs, node, theirs.values):
+                if each.matrix is not None:
+                    self._twins.setdefault(content(each.matrix), []).append(node)
         self._evaluated: dict[int, tuple[MutableMapping[str, Any], list[onnx.NodeProto]]] = {}
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -551,7 +557,8 @@ class _Reader(Kept):
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises NotAFunction where there are none."""
         run, terms, why = self._theirs, list[Expression](), ""
-        for name, spots in _multiplied(run, layer, n, place):
+        twins = self._twins.get(b"" if layer.matrix is None else content(layer.matrix))
+        for name, spots in _multiplied(run, twins or run.makers.values(), layer, n, place):
             for spot in spots:
                 if run.values[name].entries[spot] == 0:
                     continue
@@ -581,10 +588,10 @@ def _telling_row(weight: Array) -> int:
 
 
 def _multiplied(
-    run: Kept, layer: _Layer, n: int, place: Sequence[int]
+    run: Kept, nodes: Iterable[onnx.NodeProto], layer: _Layer, n: int, place: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[tuple[int, ...]]]]:
     """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
-    for node in run.makers.values():
+    for node in nodes:
         for other in _layers(run, node, run.values):
             named = not isinstance(layer.weight, str) or other.data == layer.data
             if other.data not in run.values or other.axis != layer.axis or not named:

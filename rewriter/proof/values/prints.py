@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Value, is_float
-from rewriter.evaluate.evaluator import Evaluator, Program, content
+from rewriter.evaluate.arithmetic import Field, Value, content, is_float
+from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.table import OPERATORS, Call
 
 _U64 = np.uint64
@@ -66,7 +66,7 @@ class Fingerprints(Evaluator):
         """The fingerprint of entries, or of constants, which is that of the entries that they are."""
         large = not isinstance(value, Value) and value.size > _LARGE
         entries: Any = np.ascontiguousarray(value if large else self.field.lift(value).entries)
-        digest = hashlib.blake2b(entries, digest_size=16, key=self.field.key).digest()
+        digest = hashlib.sha256(self.field.key + content(entries)).digest()
         loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
         return Print((entries.shape, digest), (entries.size, loose))
 
