@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import math
 import secrets
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -76,11 +77,30 @@ def is_float(value: Any) -> bool:
     return isinstance(value, Value) or (isinstance(value, np.ndarray) and "float" in value.dtype.name)
 
 
+_DIGESTS: dict[int, tuple[weakref.ref[Array], list[bytes]]] = {}
+"""By id, arrays that never change, with a list that their digest is kept in."""
+
+
+def keep_digest(table: Array, digests: list[bytes]) -> None:
+    """Let `content` keep the digest of an array that never changes in a list, which may outlive the array."""
+    place = id(table)
+    _DIGESTS[place] = weakref.ref(table, lambda _: _DIGESTS.pop(place, None)), digests
+
+
 def content(table: Array) -> bytes:
     """A digest of a table's numbers; narrow floats count as float32."""
+    known, digests = _DIGESTS.get(id(table), (lambda: None, []))
+    if known() is not table:
+        digests = []
+    if not digests:
+        digests.append(_content(table))
+    return digests[0]
+
+
+def _content(table: Array) -> bytes:
     same = table.astype(np.float32) if is_float(table) and table.dtype.itemsize < 4 else table
     digest = hashlib.sha256(f"{same.dtype}{same.shape}".encode())
-    digest.update(np.ascontiguousarray(same).reshape(-1).view(np.uint8))
+    digest.update(np.ascontiguousarray(same).reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 
@@ -448,7 +468,6 @@ class Modulus:
         self.p = p
         self.powers = np.array([pow(2, each, p) for each in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)], np.int64)
         self._last: tuple[Array, list[Sequence[Array]]] | None = None
-        self._hashed: tuple[Array, bytes] | None = None
         self._known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
 
@@ -456,16 +475,31 @@ class Modulus:
         """Entries @ a weight; from memory, where both were multiplied before."""
         if weight.size < _LEAST_KNOWN:
             return self._weighted(field, entries, weight)
-        if self._hashed is None or self._hashed[0] is not weight:
-            self._hashed = weight, content(weight)
-        key = self._hashed[1], content(entries)
+        key = self._key(entries, weight)
         if key in self._known:
             return self._known[key].astype(np.int64)
         made = self._weighted(field, entries, weight)
+        self._keep(key, made)
+        return made
+
+    def multiply(self, field: Field, operands: Sequence[Array], weight: Array) -> None:
+        """Multiply several operands by a weight at once, for `weighted` to find."""
+        if weight.size < _LEAST_KNOWN or weight.ndim != 2:
+            return
+        new = {key: x for x in operands if (key := self._key(x, weight)) not in self._known}
+        if len(new) > 1:
+            rows = [x.reshape(-1, x.shape[-1]) for x in new.values()]
+            made = np.split(self._weighted(field, np.concatenate(rows), weight), np.cumsum([*map(len, rows)])[:-1])
+            for (key, x), each in zip(new.items(), made, strict=True):
+                self._keep(key, each.reshape(*x.shape[:-1], -1))
+
+    def _key(self, entries: Array, weight: Array) -> tuple[bytes, bytes]:
+        return content(weight), content(entries)
+
+    def _keep(self, key: tuple[bytes, bytes], made: Array) -> None:
         self._room -= made.size
         if self._room > 0:
             self._known[key] = made.astype(np.uint32)
-        return made
 
     def _weighted(self, field: Field, entries: Array, weight: Array) -> Array:
         left = _limbs(entries)
@@ -492,7 +526,7 @@ class Modulus:
 
 
 def _halves(field: Field, weight: Array) -> Sequence[Array]:
-    """The halves of the bits of a weight's residues, block by block, so that what is between stays in the processor's cache."""
+    """The halves of the bits of a weight's residues, block by block: what is between stays in the processor's cache."""
     high, low = np.empty(weight.shape, np.uint16), np.empty(weight.shape, np.uint16)
     flat, ends = np.ascontiguousarray(weight).reshape(-1), (high.reshape(-1), low.reshape(-1))
     for start in range(0, flat.size, _BLOCK):
@@ -518,7 +552,7 @@ def _limbs(entries: Array) -> Sequence[Array]:
 
 def _limbs_of(parts: Sequence[Array]) -> Sequence[Array]:
     """The upper and the lower half of the bits, and the sum of both, in the type of products."""
-    if len(parts) > 2:  # noqa: PLR2004 - they are that
+    if len(parts) > 2:
         return parts
     high, low = (each.astype(np.float64) for each in parts)
     return high, low, high + low

@@ -24,7 +24,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate import attention, moves, products, quantised, reductions  # noqa: F401 - their rows
-from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
+from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Modulus, Unsupported, Value, is_float, keep_digest
 from rewriter.evaluate.nodes import CONTROL, Kernels, control
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
@@ -60,7 +60,13 @@ class Weights(Mapping[str, Array]):
         def read(name: str) -> Array:
             return _read(model, tensors[name])
 
-        self._tensors, self._small, self._large = tensors, cache(read), lru_cache(_MAX_HELD)(read)
+        def read_large(name: str) -> Array:
+            made = read(name)
+            keep_digest(made, self._digests.setdefault(name, []))
+            return made
+
+        self._tensors, self._small, self._large = tensors, cache(read), lru_cache(_MAX_HELD)(read_large)
+        self._digests: dict[str, list[bytes]] = {}
 
     def __getitem__(self, name: str) -> Array:
         small = math.prod(self._tensors[name].dims) <= _MAX_SMALL
@@ -144,6 +150,8 @@ class Program:
         same = node is call.node and len(given) == len(operands)
         if not (same and all(a is b for a, b in zip(given, operands, strict=True))):
             made = operator(call, *operands)
+            if isinstance(made, np.ndarray) and made.size > _MAX_SMALL:
+                keep_digest(made, [])
             self._moved = call.node, operands, made
         return made
 
@@ -232,8 +240,8 @@ class Evaluator:
             raise Unsupported(f"nothing computes the output '{missing}'")
         return {name: self.environment[name] for name in names}
 
-    def steps(self) -> Iterator[None]:
-        """Evaluate one node after the other, so that several evaluations can share a weight while it is in use."""
+    def steps(self) -> Iterator[onnx.NodeProto]:
+        """Evaluate one node after the other, so that several evaluations can share a weight; what is next is given."""
         graph = self.program.graph
         self.environment.update(self.replaced)
         self.fixed |= {tensor.name for tensor in graph.initializer if tensor.name not in self.program.overridable}
@@ -244,11 +252,11 @@ class Evaluator:
             elif value.name in self.program.overridable and is_float(defaults.get(value.name)):
                 self._feed(value.name, defaults[value.name])  # a caller may replace the default
         for node, dead in self.program.nodes(graph):
+            yield node
             with np.errstate(all="ignore"):
                 self.node(node, self.environment)
             for name in dead:
                 self.environment.pop(name, None)
-            yield
 
     def _feed(self, name: str, x: Any) -> None:
         if not is_float(x):
@@ -467,10 +475,24 @@ def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
     failed = ["" for _ in evaluators]
     running = {place: each.steps() for place, each in enumerate(evaluators)}
     while running:
+        coming: list[onnx.NodeProto] = []
         for place, steps in list(running.items()):
             try:
-                next(steps)
+                coming.append(next(steps))
             except (StopIteration, Unsupported) as error:
                 failed[place] = str(error)  # a StopIteration says nothing
                 del running[place]
+        if len(coming) > 1 and coming[0].op_type == "MatMul":
+            _multiply(coming[0].input, [evaluators[place] for place in running])
     return failed
+
+
+def _multiply(names: Sequence[str], evaluators: Sequence[Evaluator]) -> None:
+    """Multiply what evaluations have by a weight that they share, in one product for each prime."""
+    fields: dict[Modulus, tuple[Field, Array, list[Array]]] = {}
+    for each in evaluators:
+        x, weight, field = *(each.environment.get(name) for name in names), each.arithmetic
+        if isinstance(field, Field) and isinstance(x, Value) and x.ndim > 1 and isinstance(weight, np.ndarray):
+            fields.setdefault(field.modulus, (field, weight, []))[2].append(x.entries)
+    for modulus, (field, weight, operands) in fields.items():
+        modulus.multiply(field, operands, weight)

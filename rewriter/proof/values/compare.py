@@ -65,6 +65,8 @@ from rewriter.proof.values.walk import wide
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
+_BRIEF = ((2, 5, 3), (1, 7, 0))
+"""What is tried of a large model that this tool rewrote, unless sizes turn out to matter."""
 _SMALL = ((1, 3, 2), (1, 3, 0))
 """The size at which heads are read; and without a past, for models with a branch for that."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
@@ -163,8 +165,8 @@ class _Pair:
         self.a, self.b = Program(a, other=b.proto), Program(b)
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
-        self._most_rounds = _ROUNDS if large else _MOST_ROUNDS
-        self._settings: Sequence[Setting] = SETTINGS[::2] if large else SETTINGS
+        self._most_rounds, self._at_once = (_ROUNDS, _ROUNDS) if large else (_MOST_ROUNDS, 1)
+        self._settings: Sequence[Setting] = SETTINGS if not large else _BRIEF if claims else SETTINGS[::2]
         self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
         self._small = self._with_branches()
         self._sizes: Mapping[Kind, int] = {}
@@ -226,17 +228,21 @@ class _Pair:
                 continue
             if self._refuted and (reading.snaps or not reading.in_reals):
                 continue  # claims take numbers that nodes compute for exact, and others as their bits say
-            if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
+            if reading != _READINGS[0] and self._round(reading, [self.points[:1]]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
             self._coins, self._last = 0, ((), ())
             while (more := self._more(len(rounds))) and (
-                found := self._round(reading, self._drawn(len(rounds)))
+                found := self._round(reading, [self._drawn(len(rounds) + k) for k in range(self._at_once)])
             ) is not None:
-                rounds.append(found)
+                rounds += [found] * self._at_once
             if not more and (regions := self._bounded(reading)) is not None:
                 coarse = any(each.bound.bound > _COARSE for each in regions)
                 far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
+                if not far and self._settings is _BRIEF and self._tried_only():
+                    self._settings = SETTINGS[::2]
+                    self.points = points(self._maker, self._settings, self._most)
+                    return self.compared(isolate=isolate)
                 if not far:
                     return self._equal(reading, rounds, regions)
                 named = far
@@ -322,15 +328,18 @@ class _Pair:
             regions=regions,
         )
 
-    def _round(self, reading: Reading, cases: Sequence[Case]) -> tuple[str, ...] | None:
-        """The constants that were snapped, where both models have the same values at all points; None otherwise."""
+    def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[str, ...] | None:
+        """The constants that were snapped, where both models have the same values at all points; None otherwise.
+
+        Each of the draws has a prime of its own.
+        """
         if self._claims and reading not in self._heads:
             self._read_heads(reading)
-        modulus = Modulus(draw_prime())
-        keys = [secrets.token_bytes(16) for _ in cases]
+        cases = [case for each in draws for case in each]
+        keys = [(modulus, secrets.token_bytes(16)) for each in draws for modulus in [Modulus(draw_prime())] * len(each)]
 
         def fields(numbers: Sequence[Product] = ()) -> list[Field]:
-            return [reading.field(modulus, key, numbers) for key in keys]
+            return [reading.field(*key, numbers) for key in keys]
 
         ours, failed = self._evaluated(self.a, fields(), cases, reading)
         if all(failed):
@@ -350,7 +359,7 @@ class _Pair:
         for a, b, case in zip(ours, theirs, cases, strict=True):
             differing = self._differing(a, b)
             if differing and reading not in self._heads and self._read_heads(reading):
-                return self._round(reading, cases)
+                return self._round(reading, draws)
             if differing:
                 self._differ.append((reading, case))
                 failures = self._heads[reading].failures if reading in self._heads else {}
@@ -362,7 +371,7 @@ class _Pair:
         further = self._longer(theirs) if self._partly and len(cases) > 1 else None
         if further is not None:
             self.points.append(further)
-            return self._round(reading, self.points)
+            return self._round(reading, [[*each, further] for each in draws])
         if not self._last[0]:
             self._last = ours, theirs
         self._coins += sum(_COINS if each.field.coins is None else each.field.coins for each in theirs)
@@ -467,7 +476,7 @@ class _Pair:
     def _evaluated(
         self, program: Program, fields: Sequence[Field], cases: Sequence[Case], reading: Reading, **further: Any
     ) -> tuple[list[Replacing], list[str]]:
-        """One evaluation for each point, run in step, of one round with fingerprints at the first; and why some failed."""
+        """One evaluation for each point, run in step, the first of a reading with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
         names = {} if ours else {new: old for old, new in self.names.items()}

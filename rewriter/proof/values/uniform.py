@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from rewriter.evaluate.arithmetic import content
 from rewriter.evaluate.evaluator import RANDOM, Program
 from rewriter.evaluate.table import row
 from rewriter.graph.view import constant_of, key_of, label
@@ -349,8 +350,8 @@ def _of_shape(side: _Side, name: str) -> bool:
 
 
 def _of_constant(constant: np.ndarray) -> str:
-    bits: Any = repr(constant.tolist()).encode() if constant.dtype.kind in "OUS" else np.ascontiguousarray(constant)
-    return _digest("constant", str(constant.dtype), constant.shape, hashlib.sha256(bits).hexdigest())
+    numbers = repr(constant.tolist()) if constant.dtype.kind in "OUS" else content(constant)
+    return _digest("constant", str(constant.dtype), constant.shape, numbers)
 
 
 def _digest(*parts: object) -> str:

@@ -62,7 +62,7 @@ _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
 _COINS = ("Where", "Clip")
-_MOST_STEPS = 20_000
+_MOST_STEPS, _MOST_MOVED = 20_000, 2**22
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
 """The numerator and the denominators of a short number."""
 UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
@@ -235,6 +235,8 @@ class Walk:
         given = self._run.operands(node)
         moved = [is_float(each) and not (place and node.op_type == "Pad") for place, each in enumerate(given)]
         ends = np.cumsum([each.size if move else 0 for each, move in zip(given, moved, strict=True)])
+        if ends[-1] > _MOST_MOVED:
+            raise NotAFunction("it is an entry of a large table")
         if node.output[0] not in self._sources:
             numbered = [
                 Value(np.arange(end - each.size + 1, end + 1, dtype=np.int64).reshape(each.shape))
