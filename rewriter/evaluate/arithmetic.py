@@ -104,6 +104,12 @@ def _content(table: Array) -> bytes:
     return digest.digest()
 
 
+def distinct(entries: Array) -> Array:
+    """The different entries; numpy's own search for them takes 25 times as long."""
+    found = np.sort(entries, axis=None)
+    return np.asarray(found[np.append(True, found[1:] != found[:-1])[: found.size]])
+
+
 # -- residues --------------------------------------------------------------------------------------------------------
 
 
@@ -271,14 +277,13 @@ class Field:
 
         Whether it is one of `turned`.
         """
-        distinct = np.sort(a, axis=None)  # numpy's own search for distinct numbers takes 25 times as long
-        distinct = distinct[np.append(True, distinct[1:] != distinct[:-1])[: distinct.size]]
-        if distinct.size > 1:  # the sign of a single number is the same wherever that is
-            self.coins = min(distinct.size, self.coins or distinct.size)
-            scale = self.reduced(distinct.sum())
-            distinct = self.mul(distinct, self.inv(scale)) if scale else distinct
-        self._last = int(self.hash64("condition", distinct).sum(dtype=_U64))
-        if distinct.size:
+        entries = distinct(a)
+        if entries.size > 1:  # the sign of a single number is the same wherever that is
+            self.coins = min(entries.size, self.coins or entries.size)
+            scale = self.reduced(entries.sum())
+            entries = self.mul(entries, self.inv(scale)) if scale else entries
+        self._last = int(self.hash64("condition", entries).sum(dtype=_U64))
+        if entries.size:
             self.conditions.add(self._last)
         return self._last in self.turned
 

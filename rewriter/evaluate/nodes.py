@@ -17,7 +17,7 @@ import onnx
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value
+from rewriter.evaluate.arithmetic import Unsupported, Value, content
 from rewriter.evaluate.moves import concatenated
 from rewriter.evaluate.table import Call
 from rewriter.graph.constants import elem_type_of
@@ -79,7 +79,7 @@ def _key(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=16)
     for each in (each for each in operands if each is not None):
         text = each.dtype.kind in "OUS"  # all of it: numpy shortens a long array
-        digest.update(repr(each.tolist()).encode() if text else np.ascontiguousarray(each).tobytes())
+        digest.update(repr(each.tolist()).encode() if text else content(each))
     return digest.digest()
 
 

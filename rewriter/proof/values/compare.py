@@ -166,7 +166,9 @@ class _Pair:
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
         self._most_rounds, self._at_once = (_ROUNDS, _ROUNDS) if large else (_MOST_ROUNDS, 1)
-        self._settings: Sequence[Setting] = SETTINGS if not large else _BRIEF if claims else SETTINGS[::2]
+        self._settings: Sequence[Setting] = (
+            SETTINGS if not large else _BRIEF if claims and not longest else SETTINGS[::2]
+        )
         self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
         self._small = self._with_branches()
         self._sizes: Mapping[Kind, int] = {}

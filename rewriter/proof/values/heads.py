@@ -28,7 +28,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, content, is_float
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, content, distinct, is_float
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.scalar import COMPARISONS, FARTHEST, LOGIC
@@ -204,9 +204,9 @@ class Replacing(Fingerprints):
         if rows is None:  # what is subtracted is no entry of the row
             found = scores.entries[(scores.masks > 0) & (scores.masks < INFINITE)]
         else:
-            found = masked_gaps(self.field, *rows)[0]
+            found = _masked_gaps(self.field, *rows)[0]
         if found.size:
-            self.gaps.setdefault(name, set()).update(np.unique(found).tolist())
+            self.gaps.setdefault(name, set()).update(distinct(found).tolist())
 
 
 def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
@@ -228,13 +228,12 @@ def _rows_of_softmax(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> 
     return rows(scores.entries), rows(np.asarray(scores.masks))
 
 
-def masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Array]:
-    """How far scores that a number masks are below the first of their row; where they are; and the keys of those."""
+def _masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Array]:
+    """How far scores that a number masks are below the first of their row; where they are; and the first keys."""
     first = masks.argmin(-1)[..., None]
     dropped = (masks > np.take_along_axis(masks, first, -1)) & (masks < INFINITE)
-    gaps = f.sub(scores, np.take_along_axis(scores, first, -1))
-    places = np.argwhere(dropped)
-    return gaps[dropped], places, first[..., 0][tuple(places[:, :-1].T)]
+    start = np.broadcast_to(np.take_along_axis(scores, first, -1), scores.shape)
+    return f.sub(scores[dropped], start[dropped]), dropped, first[..., 0]
 
 
 # -- proposals -------------------------------------------------------------------------------------------------------
@@ -325,13 +324,14 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
     rows = _rows_of_softmax(run, node, run.values[scores])
     if rows[0].shape != run.values[scores].shape:
         return frozenset()
-    residues, places, first = masked_gaps(run.field, *rows)
+    residues, dropped, first = _masked_gaps(run.field, *rows)
+    places = np.argwhere(dropped)
     try:
         for residue in np.setdiff1d(residues, list(found)).tolist():
             at = int(np.flatnonzero(residues == residue)[0])
             spot = tuple(places[at].tolist())
             walk = Walk(run, {})
-            found[residue] = sub(walk.at(scores, spot), walk.at(scores, (*spot[:-1], int(first[at]))))
+            found[residue] = sub(walk.at(scores, spot), walk.at(scores, (*spot[:-1], int(first[spot[:-1]]))))
     except NotAFunction:
         return frozenset()
     numbers = [_number(each) for each in found.values()]

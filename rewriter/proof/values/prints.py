@@ -15,7 +15,7 @@ from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.table import OPERATORS, Call
 
 _U64 = np.uint64
-_LARGE = 4_000_000  # constants of more entries have their bits as fingerprint
+_LARGE = 2**16  # constants of more entries have their bits as fingerprint
 
 
 @dataclass(frozen=True)
