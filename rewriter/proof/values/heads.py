@@ -30,14 +30,14 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, content, distinct, is_float
 from rewriter.evaluate.evaluator import Program
-from rewriter.evaluate.moves import SAME_NUMBERS
-from rewriter.evaluate.scalar import COMPARISONS, FARTHEST, LOGIC
+from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
+from rewriter.evaluate.scalar import FARTHEST
+from rewriter.evaluate.table import ELEMENTWISE
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import (
     ONE,
-    OPERATORS,
     VARIABLE,
     Expression,
     NotAFunction,
@@ -76,7 +76,6 @@ _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
 UNLIMITED = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 """Linear layers and norms, which may compute every number."""
-_ELEMENTWISE = ("Clip", "Log", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
 _SCALES = ("Mul", "Div", "Neg", "Cast", "Identity")
 _MEETING = ("Softmax", "QuantizeLinear", "LayerNormalization", "Einsum")
@@ -500,10 +499,10 @@ class _Reader(Kept):
 
     def _operands(self, node: onnx.NodeProto, shape: tuple[int, ...]) -> list[str]:
         """The operands of an elementwise node that depend on data; none where it is something else."""
-        if key_of(node) not in OPERATORS and (node.domain or node.op_type not in _ELEMENTWISE):
+        if key_of(node) not in ELEMENTWISE:
             return []
         data = []
-        for name in filter(None, node.input):
+        for name in filter(None, node.input[:1] if node.op_type in CASTS else node.input):
             if self.depends(name) and self.values[name].shape == shape:
                 data.append(name)
             elif self.depends(name) or self.values[name].size != 1:

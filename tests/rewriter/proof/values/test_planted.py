@@ -45,6 +45,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"GELU in opset {opset}": (ERF_GELU, {"opset": opset}) for opset in (13, 17, 21)},
     "a gate": (GATED, {}),
     "a gate that divides by 1 + exp(-y)": (INVERSE, {"constants": {"one": 1.0}}),
+    "a gate behind a Dropout": ("s = Sigmoid(y) m = Mul(y, s) f = Dropout(m) u = MatMul(x, V1) h = Mul(f, u)", {}),
     "ReLU": ("h = Relu(y)", {}),
     "tanh": ("h = Tanh(y)", {}),
     "leaky ReLU": ("h = LeakyRelu(y)", {}),
