@@ -24,8 +24,8 @@ from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.inputs.accepted import run_accepted
-from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.specs import is_float
+from rewriter.proof.inputs.cases import Case, Maker
+from rewriter.proof.inputs.specs import Kind, is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
@@ -36,6 +36,7 @@ from rewriter.proof.settings import Settings
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
 CHEAP = 2**26  # models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`
+_LONGEST = 64  # tokens of the longest generated sequence
 
 _COARSE = (
     "the bound of the activation of {} allows that, but is too coarse for values of this magnitude: lower "
@@ -48,6 +49,7 @@ _ROUNDS_TO_BYTES = (
 _EMPTY = (
     "the run proves nothing about {}: rounding moves it as far as it is large; the verdict rests on the certificate"
 )
+_SHORTER = "the second model takes sequences of at most {}, up to which both are compared; beyond it: {}"
 _NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
 _ROUNDED = "{} rounds {} in float64 to float32, which these heads do not tolerate: use form local, or --gate product"
 
@@ -203,7 +205,11 @@ class Judge:
                 new, cases, ways, outputs=outputs, wide=wide, gaps=gaps, what="the rewritten model"
             ).renamed({theirs: ours for ours, theirs in self.names.items()})
         except ValidationError as error:
-            raise ValidationError(f"the rewritten model does not run: {error}") from error
+            most = 0 if claims or self.longest is not None else self._most_taken(new)
+            if not most:
+                raise ValidationError(f"the rewritten model does not run: {error}") from error
+            found = replace(self, longest=most).verdict()
+            return replace(found, uncompared=(_SHORTER.format(most, error), *found.uncompared))
         points: dict[Place, Point] = {}
         for point in (*_certified(certificate), *_mixtures(old), *_claimed(claims, old), *self.noise):
             points.setdefault(point.place, point)
@@ -227,6 +233,18 @@ class Judge:
             segments=(before.segments, after.segments),
             notes=tuple(notes),
         )
+
+    def _most_taken(self, new: Side) -> int:
+        """The longest sequence that the rewritten model runs on, below the longest generated one; 0 for none."""
+        maker, renamed = Maker(self.original.proto, dims=self.settings.dims), renaming(self.names)
+        way = Way(self.settings.providers[0], optimise=False)
+        taken, refused = 0, _LONGEST if Kind.SEQUENCE in maker.varied else 1
+        while refused - taken > 1:
+            length = (taken + refused) // 2
+            case = maker.case((1, length, 0))
+            ran = self._run(new, [replace(case, feeds=renamed(case.feeds))], [way], may_refuse=True)
+            taken, refused = (length, refused) if ran.cases else (taken, length)
+        return taken
 
     def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
         return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)

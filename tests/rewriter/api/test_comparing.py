@@ -249,3 +249,16 @@ def test_only_inputs_that_the_heads_of_a_network_take_are_tried(command: Callabl
     found = command(model, rewrite(model, form="whole", max_tokens=16, validate=False).rewritten)
     assert (found.verdict, found.failures) == ("certified at the sizes tried", ())
     assert any("sequence 16" in case for case in found.validation.cases)
+
+
+@pytest.mark.parametrize(("entry", "verdict"), [(0.0, "not proved"), (0.1, "different")])
+def test_a_model_that_takes_fewer_tokens_and_does_not_say_so(entry: float, verdict: str) -> None:
+    """Both are compared up to the longest sequence that it takes."""
+    table = np.zeros((1, 16, 4), np.float32)
+    table[0, 9] = entry
+    body = "zero = Constant<value_ints = [0]>() one = Constant<value_ints = [1]>() s = Shape<start = 1, end = 2>(x)"
+    body += " p = Slice(table, zero, s, one) out = Add(x, p)"
+    found = validate(text_model("out = Identity(x)"), text_model(body, constants={"table": table}))
+    assert (found.verdict, int(found.exit_status)) == (verdict, 1)
+    assert any("sequences of at most 16" in problem for problem in found.problems + found.validation.uncompared)
+    assert any("sequence 16" in case for case in found.validation.cases)
