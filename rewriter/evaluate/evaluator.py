@@ -139,6 +139,9 @@ class Program:
 
     def constant(self, node: onnx.NodeProto) -> Array:
         """The value of a Constant node. Raises Unsupported for a sparse one."""
+        return self._once(self._constant, node)
+
+    def _constant(self, node: onnx.NodeProto) -> Array:
         tensor = constant_of(node)
         if tensor is None:
             raise Unsupported("a constant of another kind")

@@ -123,6 +123,12 @@ class Maker:
         other._kinds = dict(kinds)  # noqa: SLF001 - of the same class
         return other
 
+    def seeded(self, seed: int) -> Maker:
+        """The same with other values."""
+        other = copy(self)
+        other._seed = seed  # noqa: SLF001 - of the same class
+        return other
+
     def _check_dims(self) -> None:
         known = dict.fromkeys(name for *_, terms in self._symbols for name in terms if name)
         for name, value in self._fixed.items():

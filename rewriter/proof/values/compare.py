@@ -163,7 +163,7 @@ class _Pair:
     ) -> None:  # fmt: skip
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a, other=b.proto), Program(b)
-        self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
+        self._maker, self._most = Maker(a.proto, dims=dims), longest
         large = max(a.size, b.size) > _SMALL_MODEL
         self._most_rounds, self._at_once = (_ROUNDS, _ROUNDS) if large else (_MOST_ROUNDS, 1)
         self._settings: Sequence[Setting] = (
@@ -283,7 +283,7 @@ class _Pair:
 
     def _drawn(self, number: int) -> list[Case]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
-        maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32), kinds=self._sizes)
+        maker = self._maker.seeded(secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
         drawn = points(maker, self._settings, self._most, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
@@ -386,14 +386,13 @@ class _Pair:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
         large, pairs = self._most_rounds == _ROUNDS, dict[str, list[tuple[Array, Array]]]()
         cases = self.points[:1] if large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, _DRAWS)]
-        for case in cases:
-            try:
-                ours = Evaluator(self.a, Floats(), case.feeds).run()
-                theirs = Evaluator(self.b, Floats(), self._renamed(case)).run()
-            except Unsupported:
-                return ""  # an operator without a float64 form
+        ours = [Evaluator(self.a, Floats(), case.feeds) for case in cases]
+        theirs = [Evaluator(self.b, Floats(), self._renamed(case)) for case in cases]
+        if any(in_step(ours)) or any(in_step(theirs)):
+            return ""  # an operator without a float64 form
+        for a, b in zip(ours, theirs, strict=True):
             for name in self.outputs:
-                x, y = ours[name], theirs[self.names.get(name, name)]
+                x, y = a.outputs()[name], b.outputs()[self.names.get(name, name)]
                 if isinstance(x, Value) and isinstance(y, Value):
                     pairs.setdefault(name, []).append((x.entries, y.entries))
         far = next((name for name, each in pairs.items() if _far(each)), None)
