@@ -219,7 +219,7 @@ class _Pair:
         for sizes in found[:1]:
             self._maker, self._sizes = self._maker.at(sizes), sizes
             self.points = points(self._maker, self._settings[:2], self._most)
-            self._small, self.unable = self._with_branches(), False
+            self._small, self._heads, self.unable = self._with_branches(), {}, False
         return bool(found)
 
     def compared(self, *, isolate: bool) -> Certificate:
