@@ -42,7 +42,7 @@ _CHUNK = 2**22
 _BLOCK = 2**15
 """Entries that are lifted at once."""
 _FEW = 32
-"""Numbers that are inverted, or lifted, one by one."""
+"""Numbers that are inverted one by one."""
 _MAX_KEPT, _MAX_WIDE = 2**26, 2**21
 """Entries of the largest weight whose limbs are kept: they take 4 bytes each, or 16 in the type of products."""
 _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
@@ -429,14 +429,6 @@ class Field:
 
     def _exact(self, x: Array) -> Array:
         """float32 or float64 as residues; anything for what is not finite."""
-        top = float(np.abs(x).max(initial=0.0)) if x.dtype == np.float32 and x.size > _FEW else 0.0
-        if 0 < top < np.inf:  # as multiples of one power of 2, if all are
-            shift = 62 - math.frexp(top)[1]
-            scaled = x.astype(np.float64)
-            scaled *= 2.0**shift
-            whole = scaled.astype(np.int64)
-            if (whole == scaled).all():
-                return self.mul(self.reduced(whole), self._powers[-shift - _LOWEST_EXPONENT])
         if x.dtype == np.float32:
             bits = np.ascontiguousarray(x).view(np.int32).reshape(x.shape)
             exponents = (bits >> 23) & 255
@@ -507,38 +499,56 @@ class Modulus:
             self._known[key] = made.astype(np.uint32)
 
     def _weighted(self, field: Field, entries: Array, weight: Array) -> Array:
-        left = _limbs(entries)
-        return np.concatenate([field.product(left, limbs) for limbs in self._limbs(field, weight)], -1)
+        left, shift = _limbs(entries), _shift(weight)
+        made = np.concatenate([field.product(left, limbs) for limbs in self._limbs(field, weight, shift)], -1)
+        return field.mul(made, self.powers[-shift - _LOWEST_EXPONENT]) if shift else made
 
-    def _limbs(self, field: Field, weight: Array) -> Iterator[Sequence[Array]]:
-        """The limbs of consecutive columns of a weight.
+    def _limbs(self, field: Field, weight: Array, shift: int) -> Iterator[Sequence[Array]]:
+        """The limbs of consecutive columns of a weight times 2^shift.
 
         They are kept until another weight is used: evaluations at several points go through a model in step.
         """
         if self._last is not None and self._last[0] is weight:
-            yield from map(_limbs_of, self._last[1])
+            yield from (limbs if len(limbs) > 1 else _limbs(limbs[0]) for limbs in self._last[1])
             return
         columns = weight.shape[-1]
         step = max(_CHUNK // weight.shape[0], 1) if weight.ndim == 2 and weight.size > _CHUNK else columns
         found: list[Sequence[Array]] | None = [] if weight.size <= _MAX_KEPT else None
         for start in range(0, max(columns, 1), max(step, 1)):
-            halves = _halves(field, weight[..., start : start + step])
-            limbs = _limbs_of(halves)
+            residues = _residues(field, weight[..., start : start + step], shift)
+            limbs = _limbs(residues)
             if found is not None:
-                found.append(limbs if weight.size <= _MAX_WIDE else halves)
+                found.append(limbs if weight.size <= _MAX_WIDE else [residues])
             yield limbs
         self._last = None if found is None else (weight, found)
 
 
-def _halves(field: Field, weight: Array) -> Sequence[Array]:
-    """The halves of the bits of a weight's residues, block by block: what is between stays in the processor's cache."""
-    high, low = np.empty(weight.shape, np.uint16), np.empty(weight.shape, np.uint16)
-    flat, ends = np.ascontiguousarray(weight).reshape(-1), (high.reshape(-1), low.reshape(-1))
+def _shift(weight: Array) -> int:
+    """The power of 2 by which most entries of a float32 weight are integers below 2^51; 0 for another weight."""
+    top = float(np.abs(weight).max(initial=0.0)) if weight.dtype == np.float32 else 0.0
+    return 51 - math.frexp(top)[1] if 0 < top < np.inf else 0
+
+
+def _residues(field: Field, weight: Array, shift: int) -> Array:
+    """The residues of a weight times 2^shift, from -1 to p, block by block, which stay in the processor's cache."""
+    made, p = np.empty(weight.shape, np.int32), field.p
+    flat, residues = np.ascontiguousarray(weight).reshape(-1), made.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
         block = slice(start, start + _BLOCK)
+        if shift:
+            scaled = flat[block].astype(np.float64)
+            scaled *= 2.0**shift
+            quotients = np.floor(scaled)
+            if (quotients == scaled).all():
+                np.multiply(scaled, 1.0 / p, out=quotients)
+                np.floor(quotients, out=quotients)
+                quotients *= p  # exact, and so is the difference
+                scaled -= quotients
+                residues[block] = scaled
+                continue
         entries = field.lift(flat[block], scalar=False).entries
-        ends[0][block], ends[1][block] = entries >> 16, entries & 0xFFFF
-    return high, low
+        residues[block] = field.mul(entries, field.modulus.powers[shift - _LOWEST_EXPONENT]) if shift else entries
+    return made
 
 
 def mix(h: Array) -> Array:
@@ -552,14 +562,8 @@ def mix(h: Array) -> Array:
 
 
 def _limbs(entries: Array) -> Sequence[Array]:
-    return _limbs_of((entries >> 16, entries & 0xFFFF))
-
-
-def _limbs_of(parts: Sequence[Array]) -> Sequence[Array]:
     """The upper and the lower half of the bits, and the sum of both, in the type of products."""
-    if len(parts) > 2:
-        return parts
-    high, low = (each.astype(np.float64) for each in parts)
+    high, low = (entries >> 16).astype(np.float64), (entries & 0xFFFF).astype(np.float64)
     return high, low, high + low
 
 
