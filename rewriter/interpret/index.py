@@ -11,9 +11,11 @@ import os
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -35,7 +37,7 @@ from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, wi
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
-from rewriter.interpret.stream import positions_of, without_bias_rows
+from rewriter.interpret.stream import Chain, chain_to, embedded, positions_of, without_bias_rows
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_before
 from rewriter.text import quoted
@@ -199,11 +201,22 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
+    with suppress(LostError, *UNFIT):
+        chain = first_chain(view, kept, [value.name for value in plan.model.graph.output])
+        tensors |= {} if chain is None else dict(builder.ends(chain))
     notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
     missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
     return HeadIndex(
         kept, missed, source, plan.model, runs, view, tensors, builder.value, builder.folded, plan.recognised.stream
     )
+
+
+def first_chain(view: GraphView, sublayers: Sequence[Named], outputs: Sequence[str]) -> Chain | None:
+    """The path to the first output that has one."""
+    for output in outputs:
+        with suppress(UsageError):
+            return chain_to(view, sublayers, output)
+    return None
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
@@ -249,11 +262,38 @@ class _Builder:
         norm, known = self._norm(own.data), self._norms.setdefault(named.layer, set())
         if found and norm is not None and not self._fold and norm.output not in known:
             known.add(norm.output)
-            for part, name in norm.constants.items():
-                shape, make = (self.value(name).size,), partial(lambda name: self.value(name).reshape(-1), name)
-                yield f"{named.layer}.ln{len(known)}.{part}", HeadTensor(shape, self._dtype(name), make)
+            yield from self._scales(f"{named.layer}.ln{len(known)}", norm)
         for name, tensor in found.items():
             yield f"{named.name}.{name}", tensor
+
+    def ends(self, chain: Chain) -> Iterator[tuple[str, HeadTensor]]:
+        """The embeddings, the normalisations behind sublayers, and the unembedding, as far as they are understood."""
+        start = chain.stages[0].before
+        norm = norm_before(self._view, self._constants, start)
+        tables = embedded(self._view, self._constants, start if norm is None else norm.data)
+        for name, table in tables.items():
+            rows, width = self._constants.shape(table.name) or (0, 0)
+            scaled = partial(lambda table: self.value(table.name)[table.first :] * table.factor, table)
+            yield name, HeadTensor((rows - (table.first or 0), width), self._dtype(table.name), scaled)
+        yield from self._scales("embed.ln", norm if tables else None)
+        for before, after in pairwise(chain.stages):
+            known = self._norms.setdefault(layer := before.sublayers[0].layer, set())
+            if after.norm is not None:
+                known.add(after.norm.output)
+                yield from self._scales(f"{layer}.ln{len(known)}", after.norm)
+        if not (self._fold and chain.unembedding is not None):
+            yield from self._scales("ln_final", chain.norm)
+        if chain.unembedding is not None:
+            read = chain.unembedding
+            affine, dtype = AffineMap(read, self.value, chain.norm if self._fold else None), self._dtype(read.weight)
+            shape = read.in_features, read.out_features
+            yield "unembed.W_U", HeadTensor(shape, dtype, lambda: affine.weight() * dtype.type(chain.factor))
+            yield "unembed.b_U", HeadTensor(shape[1:], dtype, affine.bias)
+
+    def _scales(self, prefix: str, norm: Norm | None) -> Iterator[tuple[str, HeadTensor]]:
+        for part, name in norm.constants.items() if norm is not None else ():
+            shape, make = (self.value(name).size,), partial(lambda name: self.value(name).reshape(-1), name)
+            yield f"{prefix}.{part}", HeadTensor(shape, self._dtype(name), make)
 
     def _attention(self, own: Attention) -> Iterator[tuple[str, HeadTensor]]:
         sides, maps = {"Q": own.query, "K": own.key, "V": own.value}, dict[str, AffineMap]()

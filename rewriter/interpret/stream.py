@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -196,6 +197,62 @@ def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int
         return tensor, None
     place = constants.scalar(node.input[1])
     return (tensor, None) if place is None else (node.input[0], int(place))
+
+
+class Table(NamedTuple):
+    """An embedding: the rows of a constant from `first` on, times a factor."""
+
+    name: str
+    factor: float
+    first: int | None = 0  # the row that the first position takes; None where it is not known
+
+
+def embedded(view: GraphView, constants: Constants, tensor: str) -> dict[str, Table]:
+    """The tables whose rows a tensor is the sum of, by TransformerLens' names; {} if others add.
+
+    Rows of W_E and W_token_type are taken by inputs of the model, those of W_pos by positions.
+    """
+    by_input, others, pending = list[Table](), list[Table](), [(tensor, 1.0)]
+    while pending:
+        name, factor = pending.pop()
+        name, number = _factor(view, constants, view.before(name))
+        node, factor = view.made_by(view.before(name)), factor * number
+        if node is not None and node.op_type == "Add":
+            pending += [(each, factor) for each in node.input]
+        elif node is not None and node.op_type == "Gather" and len(constants.shape(node.input[0]) or ()) == 2:
+            given = view.made_by(view.before(node.input[1])) is None
+            first = 0 if given else _first_row(view, constants, node.input[1])
+            (by_input if given else others).append(Table(node.input[0], factor, first))
+        else:
+            return {}
+    tables = [sorted(each, key=lambda table: constants.shape(table.name) or ())[::-1] for each in (by_input, others)]
+    (ids, *types), (positions, *fixed) = ([*each, None, None] for each in tables)
+    rest = types[0] or (fixed[0] and fixed[0]._replace(first=0))
+    named = {"embed.W_E": ids, "embed.W_token_type": rest, "pos_embed.W_pos": positions}
+    return {name: table for name, table in named.items() if table is not None and table.first is not None}
+
+
+def _first_row(view: GraphView, constants: Constants, tensor: str) -> int | None:
+    """The row that the first of several positions takes; None where that is not understood."""
+    row = 0
+    while (node := view.made_by(view.before(tensor))) is not None:
+        numbers = [constants.scalar(name) for name in node.input]
+        known = [number for number in numbers if number is not None]
+        made = [view.made_by(view.before(name)) for name in node.input]
+        counted = [place for place, each in enumerate(made) if each is not None and each.op_type == "CumSum"]
+        if node.op_type in ("Add", "Sub") and len(known) == 1:
+            row += int(known[0]) if node.op_type == "Add" else -int(known[0])
+            tensor = node.input[numbers.index(None)]
+        elif node.op_type == "Mul" and len(counted) == 1:  # by a mask
+            tensor = node.input[counted[0]]
+        elif node.op_type in ("Expand", "Slice"):
+            tensor = node.input[0]
+        elif node.op_type in ("CumSum", "Range"):
+            start = 1 if node.op_type == "CumSum" else numbers[0]
+            return None if start is None else row + int(start)
+        else:
+            return None
+    return row if view.before(tensor) in constants else None  # a list of all positions
 
 
 def _stages(

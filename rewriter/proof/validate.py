@@ -242,7 +242,10 @@ class Judge:
         while refused - taken > 1:
             length = (taken + refused) // 2
             case = maker.case((1, length, 0))
-            ran = self._run(new, [replace(case, feeds=renamed(case.feeds))], [way], may_refuse=True)
+            try:
+                ran = self._run(new, [replace(case, feeds=renamed(case.feeds))], [way], may_refuse=True)
+            except ValidationError:  # it does not load
+                return 0
             taken, refused = (length, refused) if ran.cases else (taken, length)
         return taken
 

@@ -96,7 +96,7 @@ def test_list_of_heads(ran: Ran) -> None:
         "blocks.0.attn 4 heads, 2 per key and value, rotary model.model.layers.0.self_attn"
     )
     assert "192 heads of 96 neurons, silu(gate) * value as silu_gate" in lines[1]
-    assert lines[-1] == "392 heads in 4 sublayers, 40 tensors"
+    assert lines[-1] == "392 heads in 4 sublayers, 44 tensors"
     text = told(ran, "heads", model=FOLDER / "gelu-encoder.onnx")
     assert "not understood: block model.pooler.dense: its output is an output of the graph" in text
 
@@ -165,7 +165,7 @@ def test_page_with_and_without_a_logit(folder: Path, ran: Ran) -> None:
     for options, logit in (([], None), (["--logit", "5-6"], "5 - 6")):
         (folder / "heads.html").unlink(missing_ok=True)
         lines = told(ran, "heads", "--html", "heads.html", *GIVEN, *options).splitlines()
-        assert lines[-1] == "264 heads in 4 sublayers, 44 tensors, page written to heads.html"
+        assert lines[-1] == "264 heads in 4 sublayers, 50 tensors, page written to heads.html"
         data = data_of(folder / "heads.html")
         assert (data["logit"] and data["logit"]["entry"]) == logit
         assert sum(head["kind"] == "neuron" for head in data["heads"]) == 200
