@@ -199,7 +199,7 @@ def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int
     return (tensor, None) if place is None else (node.input[0], int(place))
 
 
-class Table(NamedTuple):
+class Embedding(NamedTuple):
     """An embedding: the rows of a constant from `first` on, times a factor."""
 
     name: str
@@ -207,12 +207,12 @@ class Table(NamedTuple):
     first: int | None = 0  # the row that the first position takes; None where it is not known
 
 
-def embedded(view: GraphView, constants: Constants, tensor: str) -> dict[str, Table]:
+def embedded(view: GraphView, constants: Constants, tensor: str) -> dict[str, Embedding]:
     """The tables whose rows a tensor is the sum of, by TransformerLens' names; {} if others add.
 
     Rows of W_E and W_token_type are taken by inputs of the model, those of W_pos by positions.
     """
-    by_input, others, pending = list[Table](), list[Table](), [(tensor, 1.0)]
+    by_input, others, pending = list[Embedding](), list[Embedding](), [(tensor, 1.0)]
     while pending:
         name, factor = pending.pop()
         name, number = _factor(view, constants, view.before(name))
@@ -222,7 +222,7 @@ def embedded(view: GraphView, constants: Constants, tensor: str) -> dict[str, Ta
         elif node is not None and node.op_type == "Gather" and len(constants.shape(node.input[0]) or ()) == 2:
             given = view.made_by(view.before(node.input[1])) is None
             first = 0 if given else _first_row(view, constants, node.input[1])
-            (by_input if given else others).append(Table(node.input[0], factor, first))
+            (by_input if given else others).append(Embedding(node.input[0], factor, first))
         else:
             return {}
     tables = [sorted(each, key=lambda table: constants.shape(table.name) or ())[::-1] for each in (by_input, others)]

@@ -26,9 +26,7 @@ OUTPUTS = {
 
 
 def network(epsilon: float) -> Any:
-    (code,) = re.findall(
-        r"<!-- run by tests/exports/test_network.py -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL
-    )
+    (code,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {"EPSILON": epsilon, "THETA": 10000.0}
     exec(code, names)  # noqa: S102 - our own page
     return names
