@@ -25,10 +25,9 @@ from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
-from rewriter.interpret.run import Hook, hooks_of, values_in_float64
+from rewriter.interpret.run import Hook, InputsOrText, cases_of, hooks_of, token_ids, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.text import InputsOrText, cases_of, token_ids
 from rewriter.interpret.trace import Norm
 
 _SMALL_Y, _SLOPE_STEP = 1e-8, 1e-4  # below the first, f(y) - f(0) does not show the gate

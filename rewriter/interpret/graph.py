@@ -22,8 +22,8 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex
+from rewriter.interpret.run import InputsOrText, token_ids
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.interpret.text import InputsOrText, token_ids
 from rewriter.interpret.why import ScoreTerms, Why, scores_of
 
 _MAX_NODES = 10_000  # all their edges fit into a gigabyte

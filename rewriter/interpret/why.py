@@ -22,8 +22,8 @@ from rewriter.files.load import Source
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
+from rewriter.interpret.run import InputsOrText
 from rewriter.interpret.stream import held_norm, norm_of
-from rewriter.interpret.text import InputsOrText
 
 Parts = Mapping[str, Array]  # source to [members, K], the contribution of each member to the read vector
 
