@@ -37,7 +37,7 @@ from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention, may_attend
 from rewriter.interpret.stream import norm_apart, positions_of, without_bias_rows
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Norm, Tracer
+from rewriter.interpret.trace import Norm, Tracer, noting
 from rewriter.text import quoted
 
 METADATA = "__metadata__"  # key of the description of the arrays, as JSON
@@ -232,14 +232,9 @@ class _Builder:
         self.missed: list[Miss] = []
 
     def of(self, named: Named) -> list[tuple[str, HeadTensor]]:
-        try:
-            return list(self._tensors(named))
-        except LostError as error:
-            reason, node = error.miss.reason, error.miss.node
-        except UNFIT:
-            reason, node = "its nodes do not fit together", named.module
         kind: Literal["", "attention"] = "attention" if isinstance(named.sublayer, Attention) else ""
-        self.missed.append(Miss(f"{named.name}: {reason}", node, kind))
+        with noting(self.missed, named.name, named.module, kind):
+            return list(self._tensors(named))
         return []
 
     def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:

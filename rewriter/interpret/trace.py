@@ -8,10 +8,11 @@ So splitting, transposing or repeating heads is recognised by its effect. Rotary
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -24,7 +25,7 @@ from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
-from rewriter.graph.constants import Constants
+from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import Cut, extract, upstream
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
@@ -43,6 +44,17 @@ _MOVES = REARRANGED | PARTS | {"Expand", "Tile"}
 _FOLLOWED: dict[str, Sequence[int]] = dict.fromkeys((*_MOVES, "Neg", "RotaryEmbedding"), (0,))
 _FOLLOWED |= {"ScatterND": (0, 2), "ScatterElements": (0, 2), "TensorScatter": (0, 1)}
 _JOINING = ("Concat", "Add", "Sub", "Sum")  # all of their operands
+
+
+@contextmanager
+def noting(missed: list[Miss], what: str, node: str, kind: Literal["", "attention"]) -> Iterator[None]:
+    """Turn a failure of the block into a miss; `node` is named for nodes that do not fit together."""
+    try:
+        yield
+    except LostError as error:
+        missed.append(Miss(f"{what}: {error.miss.reason}", error.miss.node, kind))
+    except UNFIT:
+        missed.append(Miss(f"{what}: its nodes do not fit together", node, kind))
 
 
 @dataclass(frozen=True, eq=False)
