@@ -65,7 +65,7 @@ class Run:
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
-    """The options of the rewriting, from those of the keywords that are; UsageError where a value is unfit."""
+    """The options of the rewriting among some keywords. Raises UsageError for an unfit value."""
     options = build(Options, given)
     for text in options.forms.expose:
         names, colon, glob = text.partition(":")

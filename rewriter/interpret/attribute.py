@@ -1,8 +1,8 @@
 """`attribute`: a logit as a sum over heads, neurons, tokens and biases (docs/heads.md#what-a-logit-is-made-of).
 
-Of two sums, `direct` is what every head, neuron, bias and the embedding write to the stream along the logit's
-direction, with the last normalisation's denominator held. `paths` is over tokens and constants, along all paths, with
-patterns of original heads, denominators and gates held.
+There are two sums. `direct` is over heads, neurons, biases and the embedding: what each writes to the stream along the
+logit's direction, with the last normalisation's denominator frozen. `paths` is over tokens and constants, along all
+paths, with the patterns of original heads, denominators and gates frozen.
 
 The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), whatever the head program; f(0) is the part of
 the bias tokens. Half of h(g) u is attributed to the inputs of g and half to those of u (RelP's rule for products,
@@ -165,7 +165,7 @@ class AttentionStep(Step):
 
 @dataclass(frozen=True, eq=False)
 class NeuronStep(Step):
-    """Neurons with held gates."""
+    """Neurons with frozen gates."""
 
     norm: FrozenNorm
     # of the pre-activation and of a gate's value: factor [T, neurons], and affine map

@@ -1,7 +1,7 @@
 """Trace tensors back to linear operators by evaluation at small sizes.
 
-Between a linear operator and a product, nodes only move, scale and add entries. Three evaluations, with zeros, ones and
-1, 2, 3, ... in the place of the operator's output, show which of its entries each one is, its factor and what is added.
+Between a linear operator and a product, nodes only move, scale and add entries. Three evaluations, with the operator's
+output replaced by zeros, by ones and by 1, 2, 3, ..., show the source of each entry, its factor and what is added.
 So splitting, transposing or repeating heads is recognised by its effect. Rotary embeddings rotate by an angle of 0.
 """
 
@@ -124,7 +124,7 @@ class _Small(Evaluator):
         return known if dims is not None and len(known) == len(dims) else None
 
     def _shape(self, node: onnx.NodeProto, operands: Sequence[Any]) -> Shape | None:
-        """The shape of an output whose entries do not matter; None of any other one."""
+        """The shape of an output whose entries do not matter; None for other outputs."""
         width = self._tracer.widths.get(node.output[0])
         if width is not None:
             return (*operands[0].shape[:-1], width)
@@ -158,7 +158,7 @@ class _Small(Evaluator):
             self.values[name] = entries
 
     def read_in_part(self, *_: Any) -> None:
-        """Tables need not be told apart."""
+        """Tables need not be distinguished."""
 
 
 class Tracer:
@@ -250,7 +250,7 @@ class Tracer:
             return False
         return bool((value == value.flat[0]).all())
 
-    # -- the way back
+    # -- tracing back
     def trace(self, tensor: str, end: str = "") -> Traced:
         """Follow a tensor to one linear operator or normalisation, or to `end`. Raises LostError."""
         path = dict[str, bool]()
@@ -294,7 +294,7 @@ class Tracer:
     def _sources(self, tensor: str, end: str, path: dict[str, bool], depth: int = 0) -> Iterator[str]:
         """Where a tensor's entries are from, except inputs. Raises LostError.
 
-        Adds the tensors on the way to `path`, and whether they are rotated there.
+        Adds the tensors along the way to `path`, each with whether it is rotated there.
         """
         path[tensor] = False
         node = self.view.made_by(tensor)

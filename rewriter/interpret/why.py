@@ -1,8 +1,8 @@
 """`why`: a neuron's pre-activation, or an original head's score of a pair of tokens, as a sum over its sources.
 
-With the denominators of normalisations held, a pre-activation y = x w + b is a sum over all terms of the residual
+With the denominators of normalisations frozen, a pre-activation y = x w + b is a sum over all terms of the residual
 stream at its token, and a score scale (q k) a sum over pairs of these sources, at the query's and the key's token.
-Rotations of q and k are linear too, and held. Shapes: D = d_model, K = d_head, or 1 for a neuron.
+Rotations of q and k are linear too, and frozen. Shapes: D = d_model, K = d_head, or 1 for a neuron.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ Judged = Literal[Verdict, "agrees"]
 
 
 def verdict_of(certificate: Certificate) -> Verdict:
-    """In a word."""
+    """The verdict that a certificate allows."""
     if certificate.certified:
         return "certified at the sizes tried" if certificate.sizes else "certified"
     return "different" if certificate.refuted else "not proved"

@@ -278,7 +278,7 @@ Parts = Iterator[tuple[str | Table, str]]  # tables and lines, each with a style
 
 
 def compared(found: Comparison, *, verbose: bool = False) -> Parts:
-    """A comparison but for its verdict and problems."""
+    """A comparison, without its verdict and problems."""
     if found.files is not None:
         yield from _files(found.files, verbose=verbose)
     if found.proof is not None:
