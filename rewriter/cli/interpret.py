@@ -266,8 +266,10 @@ def attribute(
     check_report(report, (model, *_files_of(inputs)))
     if (logit is None) == (why is None):
         raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
+    from rewriter.report.report import plain_data
+
     lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
-    write_report(report, facts)
+    write_report(report, plain_data(facts))
     _echo(lines, report)
 
 
@@ -279,13 +281,11 @@ def _difference(entries: Iterable[str]) -> str:
 
 
 def _attributed(model: Path, inputs: Inputs, logit: Logit, top: int) -> Answer:
-    from rewriter.report.report import plain_data
-
     found = rewriter.attribute(model, inputs, **logit)
     sums = {"direct": found.direct, "paths": found.paths}
     texts = {"tokens": found.tokens, "entries": found.entries} if found.tokens else {}
     all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
-    facts = dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": found.residuals}))
+    facts = {**all_parts, **texts, "logit": found.logit, "residuals": found.residuals}
     lines = [f"logit {found.logit:.6g}{_difference(found.entries)}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
@@ -294,8 +294,6 @@ def _attributed(model: Path, inputs: Inputs, logit: Logit, top: int) -> Answer:
 
 
 def _why(model: Path, inputs: Inputs, asked: str, top: int) -> Answer:
-    from rewriter.report.report import plain_data
-
     read = re.fullmatch(r"([^:]+)(?::(-?\d+))?(?::(-?\d+))?", asked)
     if read is None:
         raise UsageError(f"--why: '{asked}' is not HEAD[:QUERY[:KEY]], such as blocks.1.attn[0]:6:2")
@@ -311,7 +309,7 @@ def _why(model: Path, inputs: Inputs, asked: str, top: int) -> Answer:
     if round(found.added, 6):
         lines.append(f"  {_amount(found.added)}  added by the model: masks, position biases")
     lines += [f"  {_amount(value)}  {row}{' x ' * bool(column)}{column}" for row, column, value in found.top(top)]
-    return lines, dict(plain_data(found.to_json()))
+    return lines, found.to_json()
 
 
 def _amount(value: float) -> str:

@@ -160,7 +160,6 @@ def convert(
         if certificate_only is False or dry_run:
             raise UsageError("--certificate needs a run that proves its result")
         check_report(certificate, others, force=force)
-    from rewriter.report.terminal import show_report
 
     validate = {None: True, True: "certificate", False: False}[certificate_only]
     options |= {"dry_run": dry_run, "validate": validate, "force": force}
@@ -174,7 +173,7 @@ def convert(
             from rewriter.report.html import write_page
 
             write_page(result, html)
-        show_report(console, result)
+        console.report(result)
 
     how = {"quiet": quiet, "verbose": verbose}
     return carried_out(report, lambda told: rewriter.rewrite(model, output, progress=told, **options), show, **how)
@@ -201,7 +200,6 @@ def inspect(model: Path, *, tokens: int, report: Path | None) -> int:
 
 def _show(console: Console, found: rewriter.Inspection) -> None:
     from rewriter.report.sections import block_parts
-    from rewriter.report.terminal import show_verdict
 
     for part in block_parts(found.report):
         console.part(part)
@@ -223,7 +221,7 @@ def _show(console: Console, found: rewriter.Inspection) -> None:
     for activation, count in made.most_common():
         console.line(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}")
     if not found.report.converted:
-        show_verdict(console, found.report)
+        console.verdict(found.report)
 
 
 def _forms(accounting: Accounting) -> Table:
@@ -329,7 +327,6 @@ def _compared(
 ) -> int:
     check_report(report, (a, b))
     from rewriter.report.sections import compared, in_markdown
-    from rewriter.report.terminal import show
 
     def shown(console: Console, found: rewriter.Comparison) -> None:
         parts = compared(found, verbose=verbose and not markdown)
@@ -337,7 +334,7 @@ def _compared(
             for line in in_markdown(found.summary, found.problems, (part for part, _ in parts)):
                 console.line(line)
         else:
-            show(console, found, parts, found.seconds["total"])
+            console.result(found, parts, found.seconds["total"])
 
     return carried_out(report, lambda told: compare(a, b, progress=told, **options), shown, verbose=verbose)
 
@@ -367,14 +364,13 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     check_report(report, (original, rewritten, check))
     from rewriter.report.comparison import read_certificate
     from rewriter.report.sections import at_levels, certified
-    from rewriter.report.terminal import show
 
     if rewritten is None:
         if check is not None:
             raise UsageError("--check is for two models; name the rewritten one, too")
 
         def show_levels(console: Console, found: rewriter.RuntimeCertification) -> None:
-            show(console, found, at_levels(found), sum(each.certificate.seconds for each in found.levels))
+            console.result(found, at_levels(found), sum(each.certificate.seconds for each in found.levels))
 
         return carried_out(report, lambda told: rewriter.certify(original, progress=told, **options), show_levels)
     stated = None if check is None else read_certificate(check)
@@ -384,7 +380,7 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
         return found if check is None else found.checked(stated)
 
     def show_proof(console: Console, found: rewriter.Certification) -> None:
-        show(console, found, certified(found), found.certificate.seconds, "in the JSON of -o")
+        console.result(found, certified(found), found.certificate.seconds, "in the JSON of -o")
 
     return carried_out(report, proved, show_proof)
 

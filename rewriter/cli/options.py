@@ -136,7 +136,8 @@ def carried_out(
     console = Console(error=report == STANDARD, **how)
     with console.progress() as progress:
         found = call(progress)
-    write_report(report, found.to_json() if report else {})
+    if report is not None:
+        write_report(report, found.to_json())
     show(console, found)
     return int(found.exit_status)
 
