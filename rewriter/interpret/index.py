@@ -88,7 +88,7 @@ class AffineMap:
 
 
 def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
-    """[..., heads, d_head] of a linear operator's output [..., channels], with constants, and of values the factor."""
+    """Heads [..., heads, d_head] of an operator's output [..., channels]: constants are added, and `values` scaled."""
     total = plain[..., heads.columns] + heads.added.astype(plain.dtype)
     return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 

@@ -50,7 +50,7 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
 
 
 def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
-    """What is proved and only run, each as a sentence: the section with more, its first word, the others."""
+    """Sentences on what is proved and what was only run: anchor of the section with details, first word, the rest."""
     proof = report.proof
     if proof is None:
         return
@@ -122,7 +122,7 @@ def float_table(report: Report) -> Table:
 
 
 def summary(report: Report, width: int) -> list[str]:
-    """The lines, wrapped between words."""
+    """The lines of `summary_lines`, wrapped between words."""
     lines: list[str] = []
     whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * _LABEL}
     for label, text in summary_lines(report):
