@@ -25,8 +25,8 @@ from rewriter.interpret.interventions import patch as patch
 from rewriter.interpret.page import head_pictures as head_pictures
 from rewriter.interpret.rank import compositions as compositions
 from rewriter.interpret.rank import head_tokens as head_tokens
+from rewriter.interpret.run import Text as Text
 from rewriter.interpret.run import run_with_cache as run_with_cache
-from rewriter.interpret.text import Text as Text
 from rewriter.interpret.why import why as why
 from rewriter.report.comparison import Certification as Certification
 from rewriter.report.comparison import Comparison as Comparison

@@ -1,8 +1,8 @@
 """`with_mlp_heads`: a TransformerLens model whose MLPs are the neuron heads of an ONNX file.
 
-TransformerLens has one number of heads per model, so the heads of neurons are a layer of their own: they take the place
-of `blocks.3.mlp`, and its hooks are theirs, [batch, tokens, heads, ...]. Each head attends from a token to itself and
-to m bias tokens of its own, so its pattern has 1 + m entries instead of one per token: the token itself comes first.
+TransformerLens has one number of heads per model, so the heads of neurons are a separate layer: they replace
+`blocks.3.mlp` and have its hooks, [batch, tokens, heads, ...]. Each head attends from a token to itself and to m bias
+tokens, so its pattern has 1 + m entries instead of one per token: the token itself comes first.
 `hook_result` is recorded where `cfg.use_attn_result` is set. Needs the extra `transformerlens`.
 """
 
@@ -94,7 +94,7 @@ _WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "bias_V")
 
 
 class MlpHeads(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """The neuron heads of one sublayer, in the place of its MLP.
+    """The neuron heads of one sublayer, which replace its MLP.
 
     Parameters have the names and shapes of `rewriter.heads`. Keys of -inf, of bias tokens that a head lacks, are 0 in
     `bias_K` and named by the buffer `lacking` [H, m] instead: a gradient through -inf would be no number.

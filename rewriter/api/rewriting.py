@@ -143,7 +143,7 @@ def passed(model: onnx.ModelProto, step: Pass) -> onnx.ModelProto:
 
 
 def same_signature(old: onnx.ModelProto, new: onnx.ModelProto, added: int = 0) -> bool:
-    """Whether two models have the same inputs, outputs but for the last `added` ones of the new, opset, IR version."""
+    """Whether inputs, outputs (except the last `added` ones of the new model), opset and IR version are the same."""
     return (
         list(old.graph.input) == list(new.graph.input)
         and list(old.graph.output) == list(new.graph.output)[: len(new.graph.output) - added]

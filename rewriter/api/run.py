@@ -65,7 +65,7 @@ class Run:
 
 
 def checked_options(given: Mapping[str, Any]) -> Options:
-    """The options of the rewriting, from those of the keywords that are; UsageError where a value is unfit."""
+    """The options of the rewriting among some keywords. Raises UsageError for an unfit value."""
     options = build(Options, given)
     for text in options.forms.expose:
         names, colon, glob = text.partition(":")
@@ -123,13 +123,13 @@ def check_known(given: Iterable[str], *kinds: type) -> None:
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The options of the proof, as `checked_options`; default providers are not filled in yet."""
+    """The options of the proof among some keywords, without default providers. Raises UsageError for an unfit value."""
     inputs, dims = given.get("inputs"), dict(given.get("dims") or {})
     return build(Settings, {**given, "inputs": None if inputs is None else as_given(inputs), "dims": dims})
 
 
 def described(keywords: type, *declared: type) -> Callable[[_Function], _Function]:
-    """A function whose `**options` are, in its signature and docstring, the options of dataclasses in `keywords`."""
+    """Spell out `**options` in a function's signature and docstring: the options of dataclasses in `keywords`."""
 
     def decorated(function: _Function) -> _Function:
         types, signature = get_type_hints(keywords), inspect.signature(function, eval_str=True)

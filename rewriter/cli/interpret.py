@@ -10,10 +10,11 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import click
 
+import rewriter
 from rewriter.cli.options import (
     MODEL,
     STANDARD,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from rewriter.interpret.index import HeadIndex
     from rewriter.interpret.interventions import ChangedHeads
     from rewriter.interpret.rank import Compositions, HeadTokens
-    from rewriter.interpret.text import Text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _WIDTH, _NAME_WIDTH = 80, 30
@@ -48,6 +48,7 @@ _top = click.option(
 )
 
 
+Inputs = Union[Path, "rewriter.Text"]
 Logit = dict[str, Any]  # as keywords of `attribute`: `logit`, `minus`, `position`
 
 
@@ -84,10 +85,8 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
             shown = found if text or tokenizer or find_spec("tokenizers") else None
             if optional:
                 others["tokenizer"] = shown
-            from rewriter.interpret.text import Text
-
             given = shown is not None and (text or inputs is not None)
-            return command(inputs=Text(text, shown, None if text else inputs) if given else inputs, **others)
+            return command(inputs=rewriter.Text(text, shown, None if text else inputs) if given else inputs, **others)
 
         declared = declared_options(Settings, only=("inputs",), inputs={"help": told})
         made: Command = declared(with_options(options)(called))
@@ -101,7 +100,7 @@ def _logit(told: str, *, required: bool = False) -> Callable[[Command], Command]
     return click.option("--logit", metavar="N[-M][:TOKEN]", required=required, callback=_logit_of, help=told)
 
 
-def _files_of(inputs: Path | Text | None) -> tuple[Path, ...]:
+def _files_of(inputs: Inputs | None) -> tuple[Path, ...]:
     paths = (inputs,) if isinstance(inputs, Path) or inputs is None else (inputs.tokenizer, inputs.arrays)
     return tuple(path for path in paths if isinstance(path, Path))
 
@@ -136,7 +135,7 @@ def heads(
     output: Path | None,
     report: Path | None,
     page: Path | None,
-    inputs: Path | Text | None,
+    inputs: Inputs | None,
     logit: Logit | None,
     tokenizer: Path | None,
 ) -> int:
@@ -147,8 +146,6 @@ def heads(
     """
     from rewriter.files.save import check_output
     from rewriter.interpret.index import check_suffix
-    from rewriter.interpret.index import heads as index
-    from rewriter.interpret.page import head_pictures
     from rewriter.report.html import render_heads
 
     files = (model, output, *_files_of(inputs))
@@ -163,14 +160,14 @@ def heads(
     if output is not None:
         check_suffix(output)
         check_new(output)
-    found = index(model)
+    found = rewriter.heads(model)
     if output is not None:
         check_output(output, source=found.source, force=False)
         found.write(output)
     if page is not None and inputs is not None:
-        write_text(page, render_heads(head_pictures(model, inputs, tokenizer=tokenizer, **logit or {})))
+        write_text(page, render_heads(rewriter.head_pictures(model, inputs, tokenizer=tokenizer, **logit or {})))
     facts = found.to_json()
-    write_report(report, lambda: facts)
+    write_report(report, facts)
     lines = list(_head_rows(found, facts))
     total = sum(each.sublayer.heads for each in found.sublayers)
     written = "" if output is None else f", written to {output}"
@@ -214,7 +211,7 @@ def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
 @_inputs("The inputs; several cases as case/input.")
 @file_option("--cache", metavar="FILE.npz", required=True, help="Write what was recorded, with the model's outputs.")
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
-def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[str, ...]) -> None:
+def run_cached(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ...]) -> None:
     """Run MODEL on given inputs, and record the residual stream and what original and neuron heads compute.
 
     Names are those of TransformerLens' hooks, such as blocks.0.attn.hook_pattern. --text may be repeated: each text is
@@ -227,12 +224,10 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 
     from rewriter.files.save import check_output
     from rewriter.interpret.index import METADATA
-    from rewriter.interpret.index import heads as index_of
-    from rewriter.interpret.run import run_with_cache
 
-    index = index_of(model)
+    index = rewriter.heads(model)
     check_output(cache, source=index.source, force=False)
-    found = run_with_cache(index, inputs, names=names)
+    found = rewriter.run_with_cache(index, inputs, names=names)
     arrays: dict[str, Any] = {**found.cache, **{f"outputs/{name}": array for name, array in found.outputs.items()}}
     facts = index.to_json() | ({"tokens": found.tokens} if found.tokens else {})
     described: dict[str, Any] = {METADATA: json.dumps(facts)}
@@ -259,7 +254,7 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 @_top
 @report_option("all contributions")
 def attribute(
-    model: Path, *, inputs: Path | Text, logit: Logit | None, why: str | None, top: int, report: Path | None
+    model: Path, *, inputs: Inputs, logit: Logit | None, why: str | None, top: int, report: Path | None
 ) -> None:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
@@ -271,8 +266,10 @@ def attribute(
     check_report(report, (model, *_files_of(inputs)))
     if (logit is None) == (why is None):
         raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
+    from rewriter.report.report import plain_data
+
     lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
-    write_report(report, lambda: facts)
+    write_report(report, plain_data(facts))
     _echo(lines, report)
 
 
@@ -283,15 +280,12 @@ def _difference(entries: Iterable[str]) -> str:
     return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
 
 
-def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Answer:
-    from rewriter.interpret.attribute import attribute as attributed
-    from rewriter.report.report import plain_data
-
-    found = attributed(model, inputs, **logit)
+def _attributed(model: Path, inputs: Inputs, logit: Logit, top: int) -> Answer:
+    found = rewriter.attribute(model, inputs, **logit)
     sums = {"direct": found.direct, "paths": found.paths}
     texts = {"tokens": found.tokens, "entries": found.entries} if found.tokens else {}
     all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
-    facts = dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": found.residuals}))
+    facts = {**all_parts, **texts, "logit": found.logit, "residuals": found.residuals}
     lines = [f"logit {found.logit:.6g}{_difference(found.entries)}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
@@ -299,15 +293,12 @@ def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Ans
     return lines, facts
 
 
-def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Answer:
-    from rewriter.interpret.why import why
-    from rewriter.report.report import plain_data
-
+def _why(model: Path, inputs: Inputs, asked: str, top: int) -> Answer:
     read = re.fullmatch(r"([^:]+)(?::(-?\d+))?(?::(-?\d+))?", asked)
     if read is None:
         raise UsageError(f"--why: '{asked}' is not HEAD[:QUERY[:KEY]], such as blocks.1.attn[0]:6:2")
     head, query, key = read.groups()
-    found = why(model, inputs, head, query=int(query or -1), key=None if key is None else int(key))
+    found = rewriter.why(model, inputs, head, query=int(query or -1), key=None if key is None else int(key))
 
     def at(token: int) -> str:
         return f"token {token}" + (f" '{found.tokens[token]}'" if found.tokens else "")
@@ -318,7 +309,7 @@ def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Answer:
     if round(found.added, 6):
         lines.append(f"  {_amount(found.added)}  added by the model: masks, position biases")
     lines += [f"  {_amount(value)}  {row}{' x ' * bool(column)}{column}" for row, column, value in found.top(top)]
-    return lines, dict(plain_data(found.to_json()))
+    return lines, found.to_json()
 
 
 def _amount(value: float) -> str:
@@ -342,7 +333,7 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
 @_inputs("The inputs: one case.")
 @_logit("Entry", required=True)
 @file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json.")
-def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -> None:
+def graph(model: Path, *, inputs: Inputs, logit: Logit, out: Path | None) -> None:
     """Make the attribution graph of a logit: tokens, biases, heads and neurons, and their direct effects.
 
     Edges are exact with patterns and normalisation denominators held, without transcoders and without error nodes. The
@@ -351,10 +342,9 @@ def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -
     if out is not None:
         check_report(out, (model, *_files_of(inputs)))
         check_new(out)
-    from rewriter.interpret.graph import attribution_graph
     from rewriter.report.report import plain_data, write_json
 
-    found = attribution_graph(model, inputs, **logit)
+    found = rewriter.attribution_graph(model, inputs, **logit)
     made = plain_data(found.to_json())
     if out is not None:
         write_json(out, made)
@@ -391,7 +381,7 @@ def rank(
     *,
     tokens: bool,
     against: Path | None,
-    inputs: Path | Text | None,
+    inputs: Inputs | None,
     report: Path | None,
     tokenizer: Path | None,
     top: int,
@@ -402,28 +392,24 @@ def rank(
     the outputs' error goes when one of them alone is MODEL's again.
     """
     check_report(report, (model, against, *_files_of(inputs)))
-    from rewriter.interpret.index import heads as index_of
-    from rewriter.interpret.interventions import changed_heads
-    from rewriter.interpret.rank import compositions, head_tokens
-
     if (against is None) != (inputs is None):
         raise UsageError("--inputs and --text are for --against" if inputs else "--against needs --inputs or --text")
     if against is not None and tokens:
         raise UsageError("pass --tokens or --against, not both")
-    index = index_of(model)
+    index = rewriter.heads(model)
     if not index.sublayers:
         _echo(["no heads were found"], report)
         return int(ExitStatus.NOTHING_TO_CONVERT)
     if against is not None and inputs is not None:
-        compared = changed_heads(model, against, inputs, top=top)
+        compared = rewriter.changed_heads(model, against, inputs, top=top)
         lines, facts = [*_changed_rows(compared, top)], {"against": str(against), **asdict(compared)}
     elif tokens:
-        read = head_tokens(index, top=top, tokenizer=tokenizer)
+        read = rewriter.head_tokens(index, top=top, tokenizer=tokenizer)
         lines, facts = [*_token_rows(read, top)], {"tokens": read.to_json()}
     else:
-        found = compositions(index, top=top)
+        found = rewriter.compositions(index, top=top)
         lines, facts = [*_composition_rows(found, top)], {"composition": found.to_json()}
-    write_report(report, lambda: {"model": str(model), **facts})
+    write_report(report, {"model": str(model), **facts})
     count = sum(each.sublayer.heads for each in index.sublayers)
     last = f"{counted(count, 'head')} in {counted(len(index.sublayers), 'sublayer')}"
     _echo((*lines, last), report)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import rewriter
 from passes.options import ALREADY, Options
 from rewriter.cli.options import (
     MODEL,
@@ -33,11 +34,7 @@ from rewriter.text import size
 
 if TYPE_CHECKING:
     from passes.accounting import Accounting
-    from rewriter.api.benching import Benchmark
     from rewriter.api.diagnosing import Diagnosis
-    from rewriter.api.inspection import Inspection
-    from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
-    from rewriter.report.report import Report
     from rewriter.report.tables import Table
     from rewriter.report.terminal import Console
 
@@ -163,13 +160,11 @@ def convert(
         if certificate_only is False or dry_run:
             raise UsageError("--certificate needs a run that proves its result")
         check_report(certificate, others, force=force)
-    from rewriter import rewrite
-    from rewriter.report.terminal import show_report
 
     validate = {None: True, True: "certificate", False: False}[certificate_only]
     options |= {"dry_run": dry_run, "validate": validate, "force": force}
 
-    def show(console: Console, result: Report) -> None:
+    def show(console: Console, result: rewriter.Report) -> None:
         if certificate is not None and result and result.validation.certificate is not None:
             from rewriter.api.certifying import certification_of
 
@@ -178,10 +173,10 @@ def convert(
             from rewriter.report.html import write_page
 
             write_page(result, html)
-        show_report(console, result)
+        console.report(result)
 
     how = {"quiet": quiet, "verbose": verbose}
-    return carried_out(report, lambda told: rewrite(model, output, progress=told, **options), show, **how)
+    return carried_out(report, lambda told: rewriter.rewrite(model, output, progress=told, **options), show, **how)
 
 
 # -- one model, this machine ----------------------------------------------------------------------------------------
@@ -200,14 +195,11 @@ def convert(
 def inspect(model: Path, *, tokens: int, report: Path | None) -> int:
     """Print the MLP blocks of MODEL, their size, and the heads that they would become; write nothing."""
     check_report(report, (model,))
-    from rewriter import inspect as look
-
-    return carried_out(report, lambda _: look(model, tokens=tokens), _show)
+    return carried_out(report, lambda _: rewriter.inspect(model, tokens=tokens), _show)
 
 
-def _show(console: Console, found: Inspection) -> None:
+def _show(console: Console, found: rewriter.Inspection) -> None:
     from rewriter.report.sections import block_parts
-    from rewriter.report.terminal import show_verdict
 
     for part in block_parts(found.report):
         console.part(part)
@@ -229,20 +221,20 @@ def _show(console: Console, found: Inspection) -> None:
     for activation, count in made.most_common():
         console.line(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}")
     if not found.report.converted:
-        show_verdict(console, found.report)
+        console.verdict(found.report)
 
 
 def _forms(accounting: Accounting) -> Table:
     from passes.forms import FORMS
-    from rewriter.report.tables import Column, Table, columns
+    from rewriter.report.tables import Table, columns
 
-    heads = columns("count", "blocks", "heads", "keys", "pattern of all heads")
+    heads = columns("form", "blocks:count", "heads:count", "keys:count", "pattern of all heads:count", "in the graph")
     rows = []
     for form, blocks in Counter(form for block in accounting.blocks for form in block.forms).items():
         count = " + ".join(f"{number:,}" for number in form.heads)
         rows.append((form.form, blocks, count, form.keys, size(form.pattern_bytes), FORMS[form.form].help))
     title = f"Forms: one block at {accounting.tokens:,} tokens"
-    return Table(title, (Column("form"), *heads, Column("in the graph")), tuple(rows))
+    return Table(title, heads, tuple(rows))
 
 
 @command(MODEL, ok="nothing is wrong", failed="something is; each problem is a line that says what to do")
@@ -254,9 +246,7 @@ def doctor(model: Path | None, *, report: Path | None) -> int:
     Every execution provider is started. With MODEL, its size is compared with memory and disk.
     """
     check_report(report, (model,))
-    from rewriter import doctor as look
-
-    return carried_out(report, lambda _: look(model), _show_diagnosis)
+    return carried_out(report, lambda _: rewriter.doctor(model), _show_diagnosis)
 
 
 def _show_diagnosis(console: Console, found: Diagnosis) -> None:
@@ -300,9 +290,7 @@ def validate(original: Path, rewritten: Path, **options: Any) -> int:
     Any two models with the same inputs and outputs can be compared, whoever wrote them. CERTIFIED: proved, and a run
     agrees. AGREES: not proved, but both agree on the inputs that were run. DIFFERENT: there is a counterexample.
     """
-    from rewriter import validate as judge
-
-    return _compared(judge, original, rewritten, **options)
+    return _compared(rewriter.validate, original, rewritten, **options)
 
 
 @command(
@@ -324,13 +312,11 @@ def diff(a: Path, b: Path, **options: Any) -> int:
     not is named, with what A makes of the same operands, and the regions that differ, the largest first. The verdict is
     that of `rewrite validate`, which also takes sizes and a tolerance; `rewrite certify` runs nothing.
     """
-    from rewriter import diff as compare
-
-    return _compared(compare, a, b, **options)
+    return _compared(rewriter.diff, a, b, **options)
 
 
 def _compared(
-    compare: Callable[..., Comparison],
+    compare: Callable[..., rewriter.Comparison],
     a: Path,
     b: Path,
     *,
@@ -341,15 +327,14 @@ def _compared(
 ) -> int:
     check_report(report, (a, b))
     from rewriter.report.sections import compared, in_markdown
-    from rewriter.report.terminal import show
 
-    def shown(console: Console, found: Comparison) -> None:
+    def shown(console: Console, found: rewriter.Comparison) -> None:
         parts = compared(found, verbose=verbose and not markdown)
         if markdown:
             for line in in_markdown(found.summary, found.problems, (part for part, _ in parts)):
                 console.line(line)
         else:
-            show(console, found, parts, found.seconds["total"])
+            console.result(found, parts, found.seconds["total"])
 
     return carried_out(report, lambda told: compare(a, b, progress=told, **options), shown, verbose=verbose)
 
@@ -377,27 +362,25 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     one is not certified, its optimisers are disabled one at a time, and the one at fault is named.
     """
     check_report(report, (original, rewritten, check))
-    from rewriter import certify as prove
     from rewriter.report.comparison import read_certificate
     from rewriter.report.sections import at_levels, certified
-    from rewriter.report.terminal import show
 
     if rewritten is None:
         if check is not None:
             raise UsageError("--check is for two models; name the rewritten one, too")
 
-        def show_levels(console: Console, found: RuntimeCertification) -> None:
-            show(console, found, at_levels(found), sum(each.certificate.seconds for each in found.levels))
+        def show_levels(console: Console, found: rewriter.RuntimeCertification) -> None:
+            console.result(found, at_levels(found), sum(each.certificate.seconds for each in found.levels))
 
-        return carried_out(report, lambda told: prove(original, progress=told, **options), show_levels)
+        return carried_out(report, lambda told: rewriter.certify(original, progress=told, **options), show_levels)
     stated = None if check is None else read_certificate(check)
 
-    def proved(_progress: object) -> Certification:
-        found = prove(original, rewritten, **options)
+    def proved(_progress: object) -> rewriter.Certification:
+        found = rewriter.certify(original, rewritten, **options)
         return found if check is None else found.checked(stated)
 
-    def show_proof(console: Console, found: Certification) -> None:
-        show(console, found, certified(found), found.certificate.seconds, "in the JSON of -o")
+    def show_proof(console: Console, found: rewriter.Certification) -> None:
+        console.result(found, certified(found), found.certificate.seconds, "in the JSON of -o")
 
     return carried_out(report, proved, show_proof)
 
@@ -415,15 +398,13 @@ def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Pa
     """
     models = (original, rewritten, *more)
     check_report(report, models)
-    from rewriter import bench as measure
-
-    return carried_out(report, lambda told: measure(*models, progress=told, **options), _show_times)
+    return carried_out(report, lambda told: rewriter.bench(*models, progress=told, **options), _show_times)
 
 
-def _show_times(console: Console, found: Benchmark) -> None:
+def _show_times(console: Console, found: rewriter.Benchmark) -> None:
     from rewriter.report.tables import Table, columns
 
-    heads = (*columns("text", "inputs", "provider", "model"), *columns("ratio", "ms", "from", "over original", "to"))
+    heads = columns("inputs", "provider", "model", "ms:ratio", "from:ratio", "over original:ratio", "to:ratio")
     rows = [(row.inputs, row.provider, row.model, row.milliseconds, *row.over_original) for row in found.times]
     console.part(Table("Median time of one run, and quartiles of the ratio within a round", heads, tuple(rows)))
     console.line(found.summary, "bold green")

@@ -117,14 +117,14 @@ def with_json_files(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def write_report(report: Path | None, data: Callable[[], Mapping[str, Any]]) -> None:
-    """Build and write JSON if requested."""
+def write_report(report: Path | None, data: Mapping[str, Any]) -> None:
+    """Write JSON if requested."""
     from rewriter.report.report import json_text, write_json
 
     if report == STANDARD:
-        click.echo(json_text(data()), nl=False)
+        click.echo(json_text(data), nl=False)
     elif report is not None:
-        write_json(report, data())
+        write_json(report, data)
 
 
 def carried_out(
@@ -136,7 +136,8 @@ def carried_out(
     console = Console(error=report == STANDARD, **how)
     with console.progress() as progress:
         found = call(progress)
-    write_report(report, found.to_json)
+    if report is not None:
+        write_report(report, found.to_json())
     show(console, found)
     return int(found.exit_status)
 

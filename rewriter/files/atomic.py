@@ -155,7 +155,7 @@ _TOOL_FOLDERS = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
 
 
 def files_of(folder: Path) -> tuple[Path, ...]:
-    """All files of a folder but those of tools, sorted, relative to it. Raises UsageError for links and devices."""
+    """All files of a folder except those of tools, sorted, relative to it. Raises UsageError for links and devices."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -143,9 +143,8 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
 def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]:
     """Remove, in place, the functions whose bodies onnxruntime never runs."""
     found = tuple(deepcopy(function) for function in proto.functions if overridden(function))
-    for place in reversed(range(len(proto.functions) if found else 0)):
-        if overridden(proto.functions[place]):
-            del proto.functions[place]
+    for function in found:
+        proto.functions.remove(function)
     return found
 
 

@@ -15,7 +15,7 @@ MAX_RANK = 64  # of a NumPy array
 
 
 def malformed(fault: str) -> ModelError:
-    """The error for what only the exporter can mend."""
+    """An error that only a new export can fix."""
     return ModelError(f"{fault}; export the model again")
 
 

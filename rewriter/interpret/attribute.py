@@ -1,8 +1,8 @@
 """`attribute`: a logit as a sum over heads, neurons, tokens and biases (docs/heads.md#what-a-logit-is-made-of).
 
-Of two sums, `direct` is what every head, neuron, bias and the embedding write to the stream along the logit's
-direction, with the last normalisation's denominator held. `paths` is over tokens and constants, along all paths, with
-patterns of original heads, denominators and gates held.
+There are two sums. `direct` is over heads, neurons, biases and the embedding: what each writes to the stream along the
+logit's direction, with the last normalisation's denominator frozen. `paths` is over tokens and constants, along all
+paths, with the patterns of original heads, denominators and gates frozen.
 
 The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), whatever the head program; f(0) is the part of
 the bias tokens. Half of h(g) u is attributed to the inputs of g and half to those of u (RelP's rule for products,
@@ -25,10 +25,9 @@ from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
-from rewriter.interpret.run import Hook, hooks_of, values_in_float64
+from rewriter.interpret.run import Hook, InputsOrText, cases_of, hooks_of, token_ids, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.text import InputsOrText, cases_of, token_ids
 from rewriter.interpret.trace import Norm
 
 _SMALL_Y, _SLOPE_STEP = 1e-8, 1e-4  # below the first, f(y) - f(0) does not show the gate
@@ -166,7 +165,7 @@ class AttentionStep(Step):
 
 @dataclass(frozen=True, eq=False)
 class NeuronStep(Step):
-    """Neurons with held gates."""
+    """Neurons with frozen gates."""
 
     norm: FrozenNorm
     # of the pre-activation and of a gate's value: factor [T, neurons], and affine map

@@ -3,8 +3,10 @@
 A neuron is a node at each token, whose activation is one number. The node of an original head is the part of its vector
 that the logit reads, along all paths; heads and neurons beyond the largest are one node `rest` per sublayer and token.
 
-An edge is the direct contribution of the source, through no other sublayer, to the target's activation, with what
-`attribute` holds held; in-edges sum to it. Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model.
+An edge is the direct contribution of the source, through no other sublayer, to the target's activation in the network
+that `attribute` freezes; in-edges sum to it.
+
+Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex
+from rewriter.interpret.run import InputsOrText, token_ids
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.interpret.text import InputsOrText, token_ids
 from rewriter.interpret.why import ScoreTerms, Why, scores_of
 
 _MAX_NODES = 10_000  # all their edges fit into a gigabyte

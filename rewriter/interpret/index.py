@@ -36,10 +36,10 @@ from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
-from rewriter.interpret.original import Attention, HeadColumns, find_attention
-from rewriter.interpret.stream import Chain, chain_to, embedded, positions_of, without_bias_rows
+from rewriter.interpret.original import Attention, HeadColumns, find_attention, may_attend
+from rewriter.interpret.stream import Chain, chain_to, embedded, norm_apart, positions_of, without_bias_rows
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Norm, Tracer, norm_before
+from rewriter.interpret.trace import Norm, Tracer, norm_before, noting
 from rewriter.text import quoted
 
 METADATA = "__metadata__"  # key of the description of the arrays, as JSON
@@ -90,7 +90,7 @@ class AffineMap:
 
 
 def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
-    """[..., heads, d_head] of a linear operator's output [..., channels], with constants, and of values the factor."""
+    """Heads [..., heads, d_head] of an operator's output [..., channels]: constants are added, and `values` scaled."""
     total = plain[..., heads.columns] + heads.added.astype(plain.dtype)
     return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 
@@ -190,12 +190,11 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     tracer = Tracer(source, plan.model, view)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view))
     neurons, left = find_neurons(plan, program)
-    attending = re.compile("Softmax|.*Attention").fullmatch
     bodies = [
         Miss("attention in a body is not indexed", f"{each.where}/{label(node)}", "attention")
         for each in plan.views[1:]
         for place, node in enumerate(each.nodes)
-        if attending(node.op_type) and place not in plan.recognised.nodes(each)
+        if may_attend(node) and place not in plan.recognised.nodes(each)
     ]
     builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
     named = named_sublayers(view, attention, neurons)
@@ -246,20 +245,15 @@ class _Builder:
         self.missed: list[Miss] = []
 
     def of(self, named: Named) -> list[tuple[str, HeadTensor]]:
-        try:
-            return list(self._tensors(named))
-        except LostError as error:
-            reason, node = error.miss.reason, error.miss.node
-        except UNFIT:
-            reason, node = "its nodes do not fit together", named.module
         kind: Literal["", "attention"] = "attention" if isinstance(named.sublayer, Attention) else ""
-        self.missed.append(Miss(f"{named.name}: {reason}", node, kind))
+        with noting(self.missed, named.name, named.module, kind):
+            return list(self._tensors(named))
         return []
 
     def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:
         own = named.sublayer
         found = dict(self._attention(own) if isinstance(own, Attention) else self._neurons(own))
-        norm, known = self._norm(own.data), self._norms.setdefault(named.layer, set())
+        norm, known = norm_apart(self._view, self._constants, own.data), self._norms.setdefault(named.layer, set())
         if found and norm is not None and not self._fold and norm.output not in known:
             known.add(norm.output)
             yield from self._scales(f"{named.layer}.ln{len(known)}", norm)
@@ -374,15 +368,7 @@ class _Builder:
         yield from self._positions(*(neuron_scores(group.bias_tokens) for group in groups))
 
     def folded(self, data: str) -> Norm | None:
-        return self._norm(data) if self._fold else None
-
-    def _norm(self, data: str) -> Norm | None:
-        """The normalisation before a sublayer; None if its result is also part of the residual stream."""
-        norm = norm_before(self._view, self._constants, data)
-        if norm is None:
-            return None
-        sums = (node for node in self._view.readers(norm.output) if node.op_type in ("Add", "Sum"))
-        return norm if all(any(name in self._constants for name in node.input) for node in sums) else None
+        return norm_apart(self._view, self._constants, data) if self._fold else None
 
     def value(self, name: str) -> Array:
         """A constant; float16 and bfloat16 as float32, everything as float64 if `wide`."""

@@ -27,9 +27,8 @@ from rewriter.graph.edit import set_nodes
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read, written
-from rewriter.interpret.run import values_of
+from rewriter.interpret.run import InputsOrText, cases_of, values_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.proof.run import open_model
 from rewriter.text import quoted
 

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from passes.match.linear import LinearOperator
 from rewriter.arrays import Array
 from rewriter.graph.attention import definition
-from rewriter.graph.constants import UNFIT
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
-from rewriter.interpret.trace import Indices, Norm, Shape, Traced, Tracer
+from rewriter.interpret.trace import Indices, Norm, Shape, Traced, Tracer, noting
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +175,11 @@ class Attention:
     count = heads  # of members
 
 
+def may_attend(node: onnx.NodeProto) -> bool:
+    """Whether a node is, or is a part of, attention."""
+    return node.op_type == "Softmax" or node.op_type.endswith("Attention")
+
+
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
     """All attention sublayers in order, except the nodes `made` by this tool, and the ones that are not understood."""
     found: list[Attention] = []
@@ -183,18 +187,13 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
     for index, node in enumerate(tracer.view.nodes):
         if index in made:
             continue
-        try:
+        with noting(missed, f"attention at {label(node)}", label(node), "attention"):
             if key_of(node) == ("", "Softmax") or node.op_type == "QLinearSoftmax":
                 found += _around_softmax(tracer, index, node)
             elif _is_product(tracer, node):
                 _require_softmax(tracer, node)
             elif node.op_type.endswith("Attention"):
                 definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
-        except LostError as error:
-            missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node, "attention"))
-        except UNFIT:
-            reason = f"attention at {label(node)}: its nodes do not fit together"
-            missed.append(Miss(reason, label(node), "attention"))
     return tuple(found), tuple(missed)
 
 

@@ -23,9 +23,8 @@ from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution
 from rewriter.interpret.index import HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
-from rewriter.interpret.run import hooks_of, recorded
+from rewriter.interpret.run import InputsOrText, Text, cases_of, hooks_of, recorded, token_ids
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.text import InputsOrText, Text, cases_of, token_ids
 from rewriter.interpret.why import ScoreTerms, Why, listed, scores_of
 
 MAX_TOKENS = 64  # of the sequence, on the page

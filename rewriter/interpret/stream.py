@@ -304,6 +304,13 @@ def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None
     return norm
 
 
+def norm_apart(view: GraphView, constants: Constants, data: str) -> Norm | None:
+    """The normalisation before a sublayer; None if its result is also part of the residual stream."""
+    norm = norm_before(view, constants, data)
+    sums = () if norm is None else (node for node in view.readers(norm.output) if node.op_type in ("Add", "Sum"))
+    return norm if all(any(name in constants for name in node.input) for node in sums) else None
+
+
 # -- form `whole` ------------------------------------------------------------------------------------------------------
 
 _WEIGHED = "/p_q_W_QK"  # ends the names that `passes.whole.network` gives to positions by W_QK

@@ -1,17 +1,18 @@
 """Trace tensors back to linear operators by evaluation at small sizes.
 
-Between a linear operator and a product, nodes only move, scale and add entries. Three evaluations, with zeros, ones and
-1, 2, 3, ... in the place of the operator's output, show which of its entries each one is, its factor and what is added.
+Between a linear operator and a product, nodes only move, scale and add entries. Three evaluations, with the operator's
+output replaced by zeros, by ones and by 1, 2, 3, ..., show the source of each entry, its factor and what is added.
 So splitting, transposing or repeating heads is recognised by its effect. Rotary embeddings rotate by an angle of 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -24,7 +25,7 @@ from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
-from rewriter.graph.constants import Constants
+from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import Cut, extract, upstream
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
@@ -43,6 +44,17 @@ _MOVES = REARRANGED | PARTS | {"Expand", "Tile"}
 _FOLLOWED: dict[str, Sequence[int]] = dict.fromkeys((*_MOVES, "Neg", "RotaryEmbedding"), (0,))
 _FOLLOWED |= {"ScatterND": (0, 2), "ScatterElements": (0, 2), "TensorScatter": (0, 1)}
 _JOINING = ("Concat", "Add", "Sub", "Sum")  # all of their operands
+
+
+@contextmanager
+def noting(missed: list[Miss], what: str, node: str, kind: Literal["", "attention"]) -> Iterator[None]:
+    """Turn a failure of the block into a miss; `node` is named for nodes that do not fit together."""
+    try:
+        yield
+    except LostError as error:
+        missed.append(Miss(f"{what}: {error.miss.reason}", error.miss.node, kind))
+    except UNFIT:
+        missed.append(Miss(f"{what}: its nodes do not fit together", node, kind))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +124,7 @@ class _Small(Evaluator):
         return known if dims is not None and len(known) == len(dims) else None
 
     def _shape(self, node: onnx.NodeProto, operands: Sequence[Any]) -> Shape | None:
-        """The shape of an output whose entries do not matter; None of any other one."""
+        """The shape of an output whose entries do not matter; None for other outputs."""
         width = self._tracer.widths.get(node.output[0])
         if width is not None:
             return (*operands[0].shape[:-1], width)
@@ -146,7 +158,7 @@ class _Small(Evaluator):
             self.values[name] = entries
 
     def read_in_part(self, *_: Any) -> None:
-        """Tables need not be told apart."""
+        """Tables need not be distinguished."""
 
 
 class Tracer:
@@ -238,7 +250,7 @@ class Tracer:
             return False
         return bool((value == value.flat[0]).all())
 
-    # -- the way back
+    # -- tracing back
     def trace(self, tensor: str, end: str = "") -> Traced:
         """Follow a tensor to one linear operator or normalisation, or to `end`. Raises LostError."""
         path = dict[str, bool]()
@@ -282,7 +294,7 @@ class Tracer:
     def _sources(self, tensor: str, end: str, path: dict[str, bool], depth: int = 0) -> Iterator[str]:
         """Where a tensor's entries are from, except inputs. Raises LostError.
 
-        Adds the tensors on the way to `path`, and whether they are rotated there.
+        Adds the tensors along the way to `path`, each with whether it is rotated there.
         """
         path[tensor] = False
         node = self.view.made_by(tensor)

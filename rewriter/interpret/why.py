@@ -1,8 +1,8 @@
 """`why`: a neuron's pre-activation, or an original head's score of a pair of tokens, as a sum over its sources.
 
-With the denominators of normalisations held, a pre-activation y = x w + b is a sum over all terms of the residual
+With the denominators of normalisations frozen, a pre-activation y = x w + b is a sum over all terms of the residual
 stream at its token, and a score scale (q k) a sum over pairs of these sources, at the query's and the key's token.
-Rotations of q and k are linear too, and held. Shapes: D = d_model, K = d_head, or 1 for a neuron.
+Rotations of q and k are linear too, and frozen. Shapes: D = d_model, K = d_head, or 1 for a neuron.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rewriter.files.load import Source
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
+from rewriter.interpret.run import InputsOrText
 from rewriter.interpret.stream import held_norm, norm_of
-from rewriter.interpret.text import InputsOrText
 
 Parts = Mapping[str, Array]  # source to [members, K], the contribution of each member to the read vector
 

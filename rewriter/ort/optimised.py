@@ -30,7 +30,7 @@ RULES = {
     ),
     "Level2_RuleBasedTransformer": ("ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion"),
 }  # fmt: skip
-"""What these consist of, which is not logged."""
+"""The rules of rule-based optimisers, whose names are not logged."""
 
 
 def write_optimised(model: LoadedModel, level: str, folder: Path, disabled: Sequence[str] = ()) -> Path:
@@ -45,7 +45,7 @@ def write_optimised(model: LoadedModel, level: str, folder: Path, disabled: Sequ
 
 
 def optimisers(model: LoadedModel, level: str) -> list[str]:
-    """The optimisers that change a model at a level, the parts of those that consist of rules first."""
+    """The optimisers that change a model at a level; a rule-based one comes after its rules."""
     with TemporaryDirectory() as folder:
         path = model.path or Path(folder, "model.onnx")
         if model.path is None:

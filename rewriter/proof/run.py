@@ -210,7 +210,7 @@ def _run_part(
         feeds = [{name: values[name] for name in values if name in read} for values in flow]
     else:
         model = side.extracted(part)
-        feeds = [_fed(model, values) for values in flow]
+        feeds = [fed(model, values) for values in flow]
         session = open_model(model, way.provider, optimise=way.optimise, prepack=False)
     ran.loaded(session)
     for index, values in enumerate(flow):
@@ -233,7 +233,7 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
     return None
 
 
-def _fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
+def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a part of a model, in the types that it declares; those that inference left open are declared."""
     given: dict[str, Any] = {}
     for declared in part.proto.graph.input:

@@ -50,7 +50,7 @@ Judged = Literal[Verdict, "agrees"]
 
 
 def verdict_of(certificate: Certificate) -> Verdict:
-    """In a word."""
+    """The verdict that a certificate allows."""
     if certificate.certified:
         return "certified at the sizes tried" if certificate.sizes else "certified"
     return "different" if certificate.refuted else "not proved"
@@ -91,7 +91,7 @@ class Certification(Result):
         return f"{loud(self.verdict)}  {pair}, {where}: {within}"
 
     def checked(self, stated: Any) -> Self:
-        """Whether a certificate that was read holds, this one being computed from the files; times and paths differ."""
+        """This certificate with what is wrong in one that was read, `stated`; times and paths are not compared."""
         ours: dict[str, Any] = json.loads(json_text(self.to_json()))
         return replace(self, wrong=tuple(_differences(ours, stated, "")))
 

@@ -18,7 +18,7 @@ from rewriter.proof.rule import Judgement
 from rewriter.proof.validate import Validation
 from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
 from rewriter.report.report import BlockRow, Report, loud, reach
-from rewriter.report.tables import Cell, Column, Row, Table, columns, folded, texts, written
+from rewriter.report.tables import Cell, Row, Table, columns, folded, texts, written
 from rewriter.text import clean, counted, first_of, shortened, size
 
 _MAX_FAILURES = 200
@@ -50,7 +50,7 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
 
 
 def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
-    """What is proved and only run, each as a sentence: the section with more, its first word, the others."""
+    """Sentences on what is proved and what was only run: anchor of the section with details, first word, the rest."""
     proof = report.proof
     if proof is None:
         return
@@ -71,8 +71,7 @@ def block_parts(report: Report) -> list[Part]:
     title = f"Blocks to attention heads, form {report.form}"
     parts: list[Part] = [converted_table(title, report.converted)] if report.converted else []
     if report.left:
-        heads = (*columns("name", "block"), *columns("text", "reason", "activation"))
-        heads += (Column("linear operators", "operators"), Column("where", "name"))
+        heads = columns("block:name", "reason", "activation", "linear operators:operators", "where:name")
         rows = ((row.name, row.reason, row.activation or None, operators(row) or None, row.node) for row in report.left)
         parts.append(Table("Left as they were", heads, tuple(rows)).filled())
     return parts
@@ -115,7 +114,7 @@ def float_table(report: Report) -> Table:
     used = dict.fromkeys((row.program or "", row.type) for row in report.converted if report.form == "local")
     known = [floats["errors"].get(kind, {}).get(program) for program, kind in used]
     rows = [(*each, *errors) for each, errors in zip(used, known, strict=True)] if all(known) else []
-    heads = (*columns("name", "program"), Column("at every finite"), *columns("error", "heads", "original's nodes"))
+    heads = columns("program:name", "at every finite", "heads:error", "original's nodes:error")
     where = f"measured with onnxruntime {floats['onnxruntime']} on {floats['instructions']}"
     here = report.environment.get("onnxruntime", "none")
     title = f"Largest error over max(1, |f|), in the program's domain, {where}; here: onnxruntime {here}"
@@ -123,7 +122,7 @@ def float_table(report: Report) -> Table:
 
 
 def summary(report: Report, width: int) -> list[str]:
-    """The lines, wrapped between words."""
+    """The lines of `summary_lines`, wrapped between words."""
     lines: list[str] = []
     whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * _LABEL}
     for label, text in summary_lines(report):
@@ -200,10 +199,9 @@ def _left(rows: Sequence[BlockRow]) -> Iterator[str]:
 
 def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
     """The blocks that become heads."""
-    heads = (
-        *(Column("block", "name"), Column("linear operators", "operators"), Column("activation")),
-        *(Column("program", "name"), *columns("count", "heads", "bias tokens"), Column("error at most", "error")),
-        Column("for"),
+    heads = columns(
+        *("block:name", "linear operators:operators", "activation", "program:name", "heads:count"),
+        *("bias tokens:count", "error at most:error", "for"),
     )
 
     def row(block: BlockRow) -> Row:
@@ -226,10 +224,7 @@ def region_table(certificate: Certificate) -> Table:
         where = "every y" if bound.domain is None else f"|y| <= {bound.domain:g}"
         least = None if bound.exact else bound.at_least
         alike.setdefault((each.nodes, proved, bound.bound, least, where), []).append(each.original)
-    heads = (
-        *(Column("activation", "name"), Column("nodes", "count"), Column("proved")),
-        *(*columns("error", "error at most", "error at least"), Column("for")),
-    )
+    heads = columns("activation:name", "nodes:count", "proved", "error at most:error", "error at least:error", "for")
     rows = tuple((folded(names), *row) for row, names in alike.items())
     return Table(f"Certified {reach(certificate)}", heads, rows).filled()
 
@@ -244,8 +239,8 @@ def operators(row: BlockRow) -> str:
 
 def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
     """The rule, output by output; providers are named if there are several."""
-    errors = columns("error", "max abs", "error", "rounding", "allowed")
-    heads = (Column("output", "name"), Column("provider"), *errors, *columns("text", "rule", "verdict"))
+    errors = columns("max abs:error", "error:error", "rounding:error", "allowed:error")
+    heads = (*columns("output:name", "provider"), *errors, *columns("rule", "verdict"))
 
     def row(provider: str, each: Judgement) -> Row:
         verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
@@ -264,7 +259,7 @@ def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table
     """Operators whose number changed, the largest changes first."""
     counts = [(name, before.get(name, 0), after.get(name, 0)) for name in {*before, *after}]
     changed = sorted((row for row in counts if row[1] != row[2]), key=lambda row: (-abs(row[2] - row[1]), row[0]))
-    heads = (Column("operator", "name"), *columns("count", "before", "after"), Column("change", "change"))
+    heads = columns("operator:name", "before:count", "after:count", "change:change")
     return Table("Operators whose number changed", heads, tuple((*row, row[2] - row[1]) for row in changed))
 
 
@@ -278,7 +273,7 @@ Parts = Iterator[tuple[str | Table, str]]  # tables and lines, each with a style
 
 
 def compared(found: Comparison, *, verbose: bool = False) -> Parts:
-    """A comparison but for its verdict and problems."""
+    """A comparison, without its verdict and problems."""
     if found.files is not None:
         yield from _files(found.files, verbose=verbose)
     if found.proof is not None:
@@ -346,9 +341,9 @@ def _files(found: GraphDifference, *, verbose: bool) -> Parts:
     fields = [(each.what, each.name, short(each.a), short(each.b)) for each in (*found.fields, *found.remarks)]
     weights = [(each.name, each.a, each.b, each.how or None) for each in found.tensors]
     for table in (
-        Table("Models", columns("text", "", "", "A", "B"), tuple(fields)),
+        Table("Models", columns("", "", "A", "B"), tuple(fields)),
         replace(operators, title="Operators whose number differs: before in A, after in B"),
-        Table("Weights that differ", columns("text", "", "A", "B", "differ in"), tuple(weights)),
+        Table("Weights that differ", columns("", "A", "B", "differ in"), tuple(weights)),
     ):
         most = None if verbose or table.title == "Models" else _MAX_ROWS
         if table.rows:

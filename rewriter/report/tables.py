@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import Literal, cast
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero would be lost in a range
 _MAX_GROUPS = 3
@@ -40,9 +40,10 @@ class Column:
         return self.kind not in ("text", "name", "operators")
 
 
-def columns(kind: Kind, *names: str) -> tuple[Column, ...]:
-    """Columns of one kind."""
-    return tuple(Column(name, kind) for name in names)
+def columns(*headings: str) -> tuple[Column, ...]:
+    """Columns of text, or of another kind as `heading:kind`."""
+    parts = (heading.partition(":") for heading in headings)
+    return tuple(Column(name, cast("Kind", kind or "text")) for name, _, kind in parts)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ _PIPE_WIDTH, _NARROW = 140, 80
 _MAX_LINE_LENGTH = 600  # also of a line of a cell
 _SHOWN_FAILURES = 5
 _COLOURS = {"good": "green", "bad": "red"}
+_STYLES = {"PASSED": "bold green", "FAILED": "bold red", "PLANNED": ""}
 _SECONDS_BETWEEN_LINES = 10.0  # a call that takes less prints none
 
 
@@ -71,6 +72,46 @@ class Console:
     def progress(self) -> AbstractContextManager[Callback]:
         """Show progress on standard error while the block runs."""
         return nullcontext(lambda _what, _done, _total: None) if self.quiet else shown(self._err)
+
+    def report(self, report: Report) -> None:
+        """Print a rewriting: a few lines, tables with -v, failures, and the verdict; for a folder, model by model."""
+        if isinstance(report, FolderReport):
+            for name, each in report.models.items():
+                self.line(name, "bold")
+                if each.converted:
+                    self._lines(each)
+                else:
+                    left = f"{counted(len(each.left), 'candidate')} left: {each.left[0].reason}" if each.left else ""
+                    self.line(f"copied    as is: {left or 'there is no MLP block to convert'}")
+            if report.copied:
+                self.line(f"copied    {', '.join(report.copied)}")
+        else:
+            self._lines(report)
+        self.verdict(report)
+
+    def _lines(self, report: Report) -> None:
+        for text in summary(report, self.width):
+            self.line(text)
+        for text in warnings(report, verbose=self.verbose):
+            self.line(text, "yellow")
+        for anchor, _, parts in sections(report) if self.verbose and not self.quiet else ():
+            for part in parts if anchor != "failures" else ():
+                self.part(part)
+        self.failures(report.problems)
+
+    def verdict(self, report: Report) -> None:
+        """Print the last line of a rewriting."""
+        self.line(report.summary, _STYLES.get(report.summary.partition("  ")[0], "yellow"), always=True)
+
+    def result(
+        self, found: Result, parts: Iterable[tuple[str | Table, str]], seconds: float, where: str = "-v shows them"
+    ) -> None:
+        """Print a result about given models: parts with their styles, problems, the verdict and how long it took."""
+        for part, style in parts:
+            self.part(part, style)
+        self.failures(found.problems, where)
+        style = "bold red" if not found else "bold yellow" if found.summary.startswith("AGREES") else "bold green"
+        self.line(f"{found.summary}, in {seconds:.1f} s", style)
 
 
 def drawn(table: Table) -> rich.table.Table:
@@ -119,54 +160,3 @@ def shown(console: rich.console.Console, clock: Callable[[], float] = time.monot
             bar.update(task, description=clean(what), completed=done, total=total)
 
         yield show
-
-
-_STYLES = {"PASSED": "bold green", "FAILED": "bold red", "PLANNED": ""}
-
-
-def show_report(console: Console, report: Report) -> None:
-    """Print a rewriting: a few lines, tables with -v, failures, and the verdict; for a folder, model by model."""
-    if isinstance(report, FolderReport):
-        for name, each in report.models.items():
-            console.line(name, "bold")
-            if each.converted:
-                _show_lines(console, each)
-            else:
-                left = f"{counted(len(each.left), 'candidate')} left: {each.left[0].reason}" if each.left else ""
-                console.line(f"copied    as is: {left or 'there is no MLP block to convert'}")
-        if report.copied:
-            console.line(f"copied    {', '.join(report.copied)}")
-    else:
-        _show_lines(console, report)
-    show_verdict(console, report)
-
-
-def _show_lines(console: Console, report: Report) -> None:
-    for text in summary(report, console.width):
-        console.line(text)
-    for text in warnings(report, verbose=console.verbose):
-        console.line(text, "yellow")
-    for anchor, _, parts in sections(report) if console.verbose and not console.quiet else ():
-        for part in parts if anchor != "failures" else ():
-            console.part(part)
-    console.failures(report.problems)
-
-
-def show_verdict(console: Console, report: Report) -> None:
-    """Print the last line."""
-    console.line(report.summary, _STYLES.get(report.summary.partition("  ")[0], "yellow"), always=True)
-
-
-def show(
-    console: Console,
-    found: Result,
-    parts: Iterable[tuple[str | Table, str]],
-    seconds: float,
-    where: str = "-v shows them",
-) -> None:
-    """Print a result about given models: parts with their styles, problems, the verdict and how long it took."""
-    for part, style in parts:
-        console.part(part, style)
-    console.failures(found.problems, where)
-    style = "bold red" if not found else "bold yellow" if found.summary.startswith("AGREES") else "bold green"
-    console.line(f"{found.summary}, in {seconds:.1f} s", style)

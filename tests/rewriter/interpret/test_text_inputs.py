@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
 from rewriter.files.tokenizer import refusing
-from rewriter.interpret.text import Text, cases_of
+from rewriter.interpret.run import Text, cases_of
 from tests.committed import FOLDER
 from tests.textmodels import word_tokenizer
 
