@@ -483,7 +483,8 @@ class Modulus:
         """Multiply several operands by a weight at once, for `weighted` to find."""
         if weight.size < _LEAST_KNOWN or weight.ndim != 2:
             return
-        new = {key: x for x in operands if (key := self._key(x, weight)) not in self._known}
+        fitting = [x for x in operands if x.shape[-1] == len(weight)]  # the others are an error where they are used
+        new = {key: x for x in fitting if (key := self._key(x, weight)) not in self._known}
         if len(new) > 1:
             rows = [x.reshape(-1, x.shape[-1]) for x in new.values()]
             made = np.split(self._weighted(field, np.concatenate(rows), weight), np.cumsum([*map(len, rows)])[:-1])
