@@ -14,6 +14,7 @@ import itertools
 import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache, cached_property, lru_cache
 from typing import Any, TypeVar
@@ -498,4 +499,5 @@ def _multiply(names: Sequence[str], evaluators: Sequence[Evaluator]) -> None:
         if isinstance(field, Field) and isinstance(x, Value) and x.ndim > 1 and isinstance(weight, np.ndarray):
             fields.setdefault(field.modulus, (field, weight, []))[2].append(x.entries)
     for modulus, (field, weight, operands) in fields.items():
-        modulus.multiply(field, operands, weight)
+        with suppress(Unsupported, *_UNFIT):  # which says the evaluation where they are used
+            modulus.multiply(field, operands, weight)
