@@ -12,8 +12,7 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, LOCAL, FormOptions, Options
-from passes.programs.groups import stored
-from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program
+from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program, stored
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
 

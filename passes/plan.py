@@ -14,13 +14,11 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.forms import FORMS, convert
-from passes.match.blocks import QUANTISING, Block, Finder, Left
+from passes.match.blocks import QUANTISING, Block, Finder, Left, Namer
 from passes.match.lower import Lowered, lower
-from passes.match.names import Namer
 from passes.options import ALREADY, WHOLE, FormOptions, Options
 from passes.record import Recognised, inline_values, recognise, with_record
-from passes.whole.cores import SCORING
-from passes.whole.network import Join, Whole, whole_for
+from passes.whole import SCORING, Join, Whole, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice

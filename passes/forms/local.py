@@ -23,8 +23,21 @@ from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
-from passes.programs.groups import SharedKey, by_keys, group_of, progression_of
-from passes.programs.program import FACTORED, HIGHEST, LOWEST, REACH, BiasToken, Head, Line, Powers, Program
+from passes.programs.program import (
+    FACTORED,
+    HIGHEST,
+    LOWEST,
+    REACH,
+    BiasToken,
+    Head,
+    Line,
+    Powers,
+    Program,
+    SharedKey,
+    by_keys,
+    group_of,
+    progression_of,
+)
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView

@@ -33,8 +33,7 @@ import onnx
 from passes.conversion import Conversion
 from passes.forms.builder import LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, replacement
 from passes.match.projections import Projection, Projections, projections_of
-from passes.programs.groups import Group, groups_of, spread_error, spreads, stored
-from passes.programs.program import LARGEST_QUERY, Head, Program
+from passes.programs.program import LARGEST_QUERY, Group, Head, Program, groups_of, spread_error, spreads, stored
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError

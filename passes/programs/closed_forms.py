@@ -26,7 +26,6 @@ from functools import cache
 import numpy as np
 
 from passes.programs.fitted import lines
-from passes.programs.groups import spread, spreads
 from passes.programs.program import (
     FACTORED,
     LARGEST_QUERY,
@@ -40,6 +39,8 @@ from passes.programs.program import (
     grid,
     heads_over,
     largest_change,
+    spread,
+    spreads,
 )
 from passes.programs.solve import Parameters
 
