@@ -70,7 +70,7 @@ class Conversion:
     @property
     def heads(self) -> int | None:
         neurons = self.block.neurons
-        return None if neurons is None else neurons * len(self.program.attention)
+        return None if neurons is None else neurons * len(self.program.as_heads.heads)
 
 
 def decide(view: GraphView, block: Block, options: Options) -> Conversion:

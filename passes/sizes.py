@@ -13,12 +13,12 @@ from math import prod
 import numpy as np
 import onnx
 
+from rewriter.evaluate.scalar import BROADCAST
 from rewriter.graph.constants import Constants, Read, small
 from rewriter.graph.types import Dim, declared_types, inferred_graph, skeleton_of, type_of
 from rewriter.graph.view import GraphView
 
 TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
-BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 

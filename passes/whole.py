@@ -44,6 +44,7 @@ from passes.forms.softmax import (
 )
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.program import Array, groups_of
+from passes.record import Recognised
 from passes.sizes import Shapes, Sizes, shapes_at
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.edit import Replacement
@@ -163,6 +164,21 @@ class _Finder:
             raise LostError.at(node, "it mixes tokens outside a softmax")
         if behind and kind in _NO_HEADS:
             raise LostError.at(node, "it would stay in a network of attention only")
+
+
+def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:
+    """(heads, d_head) of the first attention that states them, from the query before its softmax."""
+    for view in views:
+        made = recognised.nodes(view)
+        for index, node in enumerate(view.nodes):
+            if node.op_type != "Softmax" or index in made:
+                continue
+            for maker in map(view.made_by, view.back(node.input[0], SCORING)):
+                product = maker is not None and maker.op_type in ("MatMul", "FusedMatMul")
+                shape = (view.type_of(maker.input[0]).shape if maker is not None and product else None) or ()
+                if len(shape) == 4 and isinstance(shape[3], int):
+                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - sum(recognised.stream or ())
+    return None, None
 
 
 # -- what is added to scores -------------------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ from typing import Any
 from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.fused import einsum_map
-from rewriter.graph.view import GraphView, Miss, attributes, integer_of, integers_of, key_of, label
+from rewriter.graph.view import REARRANGED, GraphView, Miss, attributes, integer_of, integers_of, key_of, label
+
+# Operators whose output is a projection if their input is one: biases, layouts, rounding.
+AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
 
 
 @dataclass(frozen=True)

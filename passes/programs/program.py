@@ -10,7 +10,7 @@ program is the sum of its heads plus `linear z + constant`; the linear term is a
 Errors are over max(1, |f|), in units of the activation's output.
 
 A gate h(g) u in the arithmetic of its model is a program of h whose self values are not y but the line g as attention
-(`Line`), times u; as plain heads it is a sum over pairs of keys (`Program.attention`).
+(`Line`), times u; as plain heads it is a sum over pairs of keys (`Program.as_heads`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ Array = NDArray[np.float64]
 # logit is proportional to its magnitude. For larger ones e^b could leave the range of float32; these belong to steep
 # keys, whose weights are 0 or 1.
 FACTORED = 60.0
-# The same for a head that also has larger offsets: in graphs its exponentials are at least e^-87
-# (`passes.forms.local`), which a factor of e^60 makes non-negligible.
-FACTORED_BESIDE_STEEP = 20.0
+
 LARGEST_QUERY = 2.0**500  # queries are clipped to it: all weights are 0 or 1 long before
 
 
@@ -105,9 +103,13 @@ class Head:
 
     @property
     def largest_factored(self) -> float:
-        """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials."""
+        """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials.
+
+        Exponentials of a head that also has larger ones are at least e^-87 (`passes.forms.local`), which a factor of
+        e^60 would make non-negligible.
+        """
         steep = any(abs(token.offset - self.gamma) > FACTORED for token in self.bias_tokens)
-        return FACTORED_BESIDE_STEEP if steep else FACTORED
+        return 20.0 if steep else FACTORED
 
     def shifted(self, slope: float, offset: float) -> Head:
         """The same head with `slope y + offset` added to every logit; softmax is invariant to it."""
@@ -138,18 +140,16 @@ class Head:
             tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
             return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
 
-        narrow = partial(narrowed, dtype=dtype)
-
-        def token_of(token: BiasToken) -> BiasToken:
-            if abs(token.offset) > self.largest_factored or not factored:
-                return BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value))
-            weight = narrow(math.exp(token.offset))
-            value = narrow(weight * token.value) / weight
-            return BiasToken(narrow(token.slope), math.log(weight), value)
-
+        narrow, stored = partial(narrowed, dtype=dtype), list[BiasToken]()
         plain = self.conditioned() if conditioned else self.shifted(0.0, -self.gamma)
-        tokens = tuple(map(token_of, plain.bias_tokens))
-        return Head(narrow(plain.beta), tokens, *map(narrow, (plain.gamma, plain.c, plain.d)))
+        for token in plain.bias_tokens:
+            if factored and abs(token.offset) <= self.largest_factored:
+                weight = narrow(math.exp(token.offset))
+                offset, value = math.log(weight), narrow(weight * token.value) / weight
+            else:
+                offset, value = narrow(token.offset), narrow(token.value)
+            stored.append(BiasToken(narrow(token.slope), offset, value))
+        return Head(narrow(plain.beta), tuple(stored), *map(narrow, (plain.gamma, plain.c, plain.d)))
 
     def conditioned(self) -> Head:
         """The head shifted so that its largest logit at y = 0 is zero: float32 rounds logits by their magnitude."""
@@ -170,19 +170,14 @@ def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) 
 
 # -- softmaxes that form `local` writes with few exponentials ----------------------------------------------------------
 #
-# **The line** g as attention is what a gate h(g) u needs: softmax weights are bounded, and h is not.
-# For x = d g, with nodes 0 = r_1 < ... < r_n = 1 symmetric about 1/2 and S(x) = sum_j w_j e^(-r_j x) ~ (1 - e^-x) / x,
-# g ~ (1 - e^-x) / (d S(x)): a softmax over n keys with logits -r_j d g + ln w_j, in which the first key has the value
-# 1 / (d w_1), the last one minus that, and the others are bias tokens of value 0. `max_error` is
-# |S(x) x / (1 - e^-x) - 1|. The exponentials of mirrored nodes, r and 1 - r, are e^(-r x) and e^-x / e^(-r x): their
-# logits are small where they count.
+# docs/programs.md derives both. **The line** g (docs/programs.md#the-line) is (1 - e^-x) / (d S(x)) with x = d g and
+# S(x) = sum_j w_j e^(-r_j x). Its nodes r are symmetric about 1/2, and the exponentials of r and 1 - r are e^(-r x) and
+# e^-x / e^(-r x): their logits are small where they count.
 #
-# **Equally spaced keys** have weights that are powers of one exponential r = e^(c y).
-# For a program y Phi(y) with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r and
+# **Equally spaced keys** have weights that are powers of one exponential r = e^(c y). For y Phi(y) with Phi(-y) =
+# 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r >= 2, where no divisor is 0, and
 #
 #     h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
-#
-# Nothing that is divided by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is infinite, h is `base` and Phi is 0.
 
 
 LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 are normal float32 numbers
@@ -198,7 +193,7 @@ class Line:
     pairs: tuple[tuple[float, float], ...]  # (r, w) of the nodes below 1/2; the node 1 - r has the same weight
     middle: float  # weight of the node 1/2, 0 for none
     domain: float
-    max_error: float
+    max_error: float  # |S(x) x / (1 - e^-x) - 1|
 
     @property
     def lowest(self) -> float:
@@ -246,7 +241,8 @@ class Line:
         return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)
 
 
-REACH = 80.0  # c y is at most this: e^80 is finite in float32, and Phi is 1 long before
+# c y is at most this: e^80 is finite in float32, and Phi is 1 long before. Where 1/r is infinite, h is `base`, Phi 0.
+REACH = 80.0
 
 
 @dataclass(frozen=True)
@@ -357,11 +353,7 @@ class Program:
 
     @property
     def bias_tokens(self) -> int:
-        return max(len(head.bias_tokens) for head in self.attention)
-
-    @property
-    def attention(self) -> tuple[Head, ...]:
-        return self.as_heads.heads
+        return max(len(head.bias_tokens) for head in self.as_heads.heads)
 
     @cached_property
     def as_heads(self) -> Program:
@@ -376,9 +368,9 @@ class Program:
         """The program in float64; self values read `z` (default y). Multiples are summed first: they nearly cancel."""
         multiple, constant = self.mean(y)
         source = y if z is None else z
-        if self.line is not None:
-            return np.asarray(source * (self.line.evaluate(y) * multiple + constant))
-        return np.asarray(source * multiple + constant)
+        if self.line is None:
+            return np.asarray(source * multiple + constant)
+        return np.asarray(source * (self.line.evaluate(y) * multiple + constant))
 
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the heads, the linear term and the constant are `own multiple + constant`."""
@@ -650,9 +642,7 @@ ARITHMETIC: dict[int, Arithmetic] = {
 }
 """Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
 
-steepness: SiLU(k y) / k is within 0.28 / k of ReLU everywhere, and equal bit for bit once |k y| > 104, where the
-exponential is 0 or infinite: with k = 2^40, for |y| > 1e-10. tolerance: half a unit in the last place of 1; bfloat16
-uses float16's, since one more bias token costs little, and its own would leave GELU at 1.5e-3. small: balances the
-error of the limit, 2/3 (e g)^2, which bounds |g| at 3,500 (float32), 630 (float64, clipped gates only) and beyond every
-float16, against float64's rounding over e, 2e-9 and 2e-8.
+tolerance: half a unit in the last place of 1; bfloat16 uses float16's, since one more bias token costs little, and its
+own would leave GELU at 1.5e-3. small: balances the error of the limit, which bounds |g| at 3,500 (float32), 630
+(float64, clipped gates only) and beyond every float16, against float64's rounding over e, 2e-9 and 2e-8.
 """
