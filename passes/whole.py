@@ -607,7 +607,7 @@ class Join:
         self.keys, count = self.b.sizes(key, -1, _END, "key_count"), self.b.sizes(query, -2, -1, "query_count")
         # Behind a cache, queries are the last tokens.
         last = bool(scores.table.any())
-        self.first = b.node("Sub", [self.keys, count], "first_query") if last else b.integers(0)
+        self.first = b.sub(self.keys, count, "first_query") if last else b.integers(0)
         weight = b.read(self.whole.name_of(scores.table, scores.bias), self.whole.elem_type, "W_QK_positions")
         weighed = b.node("MatMul", [self._columns(self.first, self.keys if last else count, "p_q"), weight], "p_q_W_QK")
         bias = b.rows(b.read(BIAS_ROWS, self.whole.elem_type, "bias_token_rows"), 1, _END, 2, "p_bias")
@@ -620,12 +620,12 @@ class Join:
             for index, place in scores.cap:
                 made = self._copy(index, place, made, f"content_{index}")
             added = b.node("MatMul", [positions, turned], "position_scores")
-            made = b.node("Add", [made, added], f"scores/{self._limit}")
+            made = b.add(made, added, f"scores/{self._limit}")
         else:
             wide = b.concat([query, positions], -1, f"q/{self._limit}")
             made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self._limit}")], "scores")
         for number, each in enumerate(scores.data):
-            made = b.node("Add", [made, self._data(each, f"data_{number}")], f"scores_with_data_{number}")
+            made = b.add(made, self._data(each, f"data_{number}"), f"scores_with_data_{number}")
         return made
 
     @property
@@ -665,7 +665,7 @@ class Join:
             own = b.node("Slice", [table, *bounds, b.integers(0, 1)], f"{name}_own")
             made = b.node("Where", [own, made, zero], f"{name}_not_by_position/{self._limit}")
         if each.share < 1.0:
-            made = b.node("Mul", [made, b.numbers(f"{name}_share", each.share)], f"{name}_shared")
+            made = b.mul(made, b.numbers(f"{name}_share", each.share), f"{name}_shared")
         # Bias tokens are padding too: where all keys of a token are, they weigh less.
         low = 0.0 if each.low == -np.inf else each.low * each.share
         wide_enough = each.sizes[-1] != 1 or each.allowed is not None

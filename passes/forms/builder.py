@@ -85,6 +85,18 @@ class Builder(Fragment):
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
         return self.cast(self.tensor(tensor), elem_type, name)
 
+    def add(self, x: Tensor, y: Tensor, name: str) -> Variable:
+        return self.node("Add", [x, y], name)
+
+    def sub(self, x: Tensor, y: Tensor, name: str) -> Variable:
+        return self.node("Sub", [x, y], name)
+
+    def mul(self, x: Tensor, y: Tensor, name: str) -> Variable:
+        return self.node("Mul", [x, y], name)
+
+    def div(self, x: Tensor, y: Tensor, name: str) -> Variable:
+        return self.node("Div", [x, y], name)
+
     def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
         same = elem_type == self.compute_type
         return tensor if same else self.node("Cast", [tensor], name, to=int(self.compute_type))
@@ -125,7 +137,7 @@ class Builder(Fragment):
         # three takes three times as long as two additions.
         made = terms[0]
         for number, term in enumerate(terms[1:], start=1):
-            made = self.node("Add", [made, term], f"{name}_{number}" if number < len(terms) - 1 else name)
+            made = self.add(made, term, f"{name}_{number}" if number < len(terms) - 1 else name)
         return made
 
     def split(self, tensor: Tensor, sizes: tuple[int, int], names: tuple[str, str]) -> tuple[Variable, Variable]:
@@ -181,7 +193,7 @@ class Builder(Fragment):
         if mask is not None:
             scores = self.node("Where", [mask, scores, self.numbers("forbidden", -np.inf)], f"scores{suffix}")
         if added is not None:
-            scores = self.node("Add", [scores, added], f"scores{suffix}")
+            scores = self.add(scores, added, f"scores{suffix}")
         self.expose("scores", scores, sizes)
         result = self.node("Softmax", [scores], f"pattern{suffix}", axis=3)
         self.expose("pattern", result, sizes)

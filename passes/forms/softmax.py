@@ -1,24 +1,14 @@
 """Forms `compact`, `masked`, `maskless`, `staged` and `whole`: attention sublayers whose heads have a softmax.
 
-In `masked`, `maskless`, `staged` and `whole` (docs/forms.md), each MLP is attention sublayers over N tokens and m bias
-tokens, and the linear operators must be plain matrices. `masked` has a mask computed from the runtime length (Theorems
-3 and 6). `maskless` has -omega in W_QK on the pairs that a mask would forbid (Theorem 9); a sequence that is too long
-fails in a node whose operands then have different sizes. `staged` has three sublayers (Theorems 7 and 8), with hidden
-columns y and, if gated, u, to which heads write f(y) u - u. `whole` is `maskless` with columns and bias tokens that all
-sublayers of the network share (`passes.whole`).
+docs/forms.md describes each, with the names and shapes of its tensors. The linear operators must be plain matrices,
+except in `compact`. All of `compact` is float32 in models of that type or narrower, with logits less an affine function
+of y (`Head.conditioned`), but programs marked `double` are float64 up to z.
 
-`compact` is the sublayer of `masked` at a cost that is linear in the number of tokens: each query is scored against
-exactly the keys that the mask leaves it. All of it is float32 in models of that type or narrower, with logits less an
-affine function of y (`Head.conditioned`), but programs marked `double` are float64 up to z.
-
-**Weights** have the names and shapes of TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]).
 The stream has the model's columns, then indicators: one is 1 on tokens and 0 on bias tokens, so that b1 and the
 constants of self keys and values ride on it; then one for each bias token. W1 and W2 are stored once: nodes with
 constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads the model. Projections
-shared by all heads (keys, constant values) have one head.
-
-**Positions** are one-hot columns behind these, with which W_QK replaces a mask. Bias token j has slot j, and tokens the
-slots behind: the weights are static while the number of tokens is not.
+shared by all heads (keys, constant values) have one head. One-hot positions are columns behind these: bias token j has
+slot j, and tokens the slots behind, so that the weights are static while the number of tokens is not.
 """
 
 from __future__ import annotations
@@ -109,7 +99,7 @@ class HeadWeights:
         constants = self.constants(group, name if group.head.c == 0.0 else f"{name}_constants")
         if constants is None:
             return functional
-        return constants if group.head.c == 0.0 else self.b.node("Add", [functional, constants], name)
+        return constants if group.head.c == 0.0 else self.b.add(functional, constants, name)
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
         """The sum of the biases of a projection, [neurons] or [1]; None without biases."""
@@ -278,10 +268,9 @@ def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
 
 def attend(
     weights: HeadWeights, stream: Tensor, groups: tuple[Group, ...], query: Tensor, values: Values, pattern: Pattern
-) -> Variable:
+) -> Tensor:
     """Queries [batch, heads, rows, d_head] attend to a stream [batch, rows, width]: [batch, heads, rows, 1]."""
-    dimension = max(group.dimension for group in groups)
-    terms: list[Variable] = []
+    dimension, terms = max(group.dimension for group in groups), list[Tensor]()
     for number, group in enumerate(groups):
         suffix = f"_{number}" if len(groups) > 1 else ""
         key = weights.project(stream, weights.key(group, dimension, f"W_K{suffix}"), 1, dimension, f"k{suffix}")
@@ -348,7 +337,7 @@ def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -
     scaled = list(terms)
     for number, factor in enumerate(group.factor for group in groups):
         if factor != 1.0:
-            scaled[number] = b.node("Mul", [terms[number], b.numbers(f"factor_{number}", factor)], f"scaled_{number}")
+            scaled[number] = b.mul(terms[number], b.numbers(f"factor_{number}", factor), f"scaled_{number}")
     return b.total(scaled, "z_sum")
 
 
@@ -362,7 +351,7 @@ def write_output(weights: HeadWeights, attended: Tensor, projections: Projection
     flat = b.reshape(w_o, (neurons, width), "W_O_flat")
     written = b.node("MatMul", [side_by_side, flat], "attn_out")
     bias = weights.bias(projections.output, "b_O")
-    return written if bias is None else b.node("Add", [written, bias], "attn_out_biased")
+    return written if bias is None else b.add(written, bias, "attn_out_biased")
 
 
 # -- forms with a row for each bias token ------------------------------------------------------------------------------
@@ -383,24 +372,26 @@ def neuron_scores(bias_tokens: int) -> str:
     return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
 
 
-def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
-    """The conversion. Raises LostError if the opset is too old for heads with a literal softmax."""
+def with_projections(view: GraphView, conversion: Conversion) -> Conversion:
+    """The projections as plain matrices; by reference where they are not. Raises LostError if the opset is too old."""
     opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
         what = f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}"
         how = "convert the model to a newer opset first, or use form local"
         raise LostError(f"{what}; {how}", conversion.block.output)
-    return conversion
+    try:
+        return replace(conversion, projections=projections_of(view, conversion.block))
+    except LostError as lost:
+        return replace(conversion, by_reference=lost.miss.reason)
 
 
 def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices. Raises LostError where they are not."""
-    prepared = prepare_softmax(view, conversion)
-    try:
-        return replace(prepared, projections=projections_of(view, conversion.block))
-    except LostError as lost:
-        reason = f"form {conversion.form} replaces whole blocks, and {lost.miss.reason}; use form compact or local"
-        raise LostError(reason, conversion.block.output) from lost
+    prepared = with_projections(view, conversion)
+    if prepared.projections is None:
+        reason = f"form {conversion.form} replaces whole blocks, and {prepared.by_reference}; use form compact or local"
+        raise LostError(reason, conversion.block.output)
+    return prepared
 
 
 def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
@@ -422,10 +413,9 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
 
 def activation(conversion: Conversion) -> tuple[Program, bool]:
     """The program of the second sublayer of `staged`, and whether in place: f(y) - z where that loses no digits."""
-    program = conversion.program
-    minus = replace(program, linear=program.linear - 1.0)
+    minus = replace(conversion.program, linear=conversion.program.linear - 1.0)
     in_place = spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
-    return (minus if in_place else program), in_place
+    return (minus if in_place else conversion.program), in_place
 
 
 def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
@@ -503,13 +493,14 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
 
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     weights = HeadWeights(b, layout, neurons, elem_type)
-    values: list[Tensor] = []
-    for number, projection in enumerate(first):
-        name = f"linear_1_{number}" if projections.gated else "linear_1"
-        values.append(weights.map(read, weights.functional(projection, f"W_V_{name}"), f"{name}_values"))
+    names = ["linear_1_0", "linear_1_1"] if projections.gated else ["linear_1"]
+    values = [
+        weights.map(read, weights.functional(projection, f"W_V_{name}"), f"{name}_values")
+        for name, projection in zip(names, first, strict=True)
+    ]
     linear = values[0] if len(values) == 1 else b.concat(values, 2, "linear_1_values")
     written = b.padded(attend_to_self(b, linear, made, d_head, alone, "linear_1"), start, hidden - made, "attn_out_1")
-    stream = b.node("Add", [stream, written], "stream_1")
+    stream = b.add(stream, written, "stream_1")
 
     def by_head(first_column: int, name: str) -> Tensor:
         columns = b.rows(stream, first_column, first_column + neurons, 2, f"{name}_columns")
@@ -524,7 +515,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
         if weight is None:
             return z
         fixed = weights.project(ones, weight, 1, 1, f"v{suffix}_constants")
-        return fixed if group.head.c == 0.0 else b.node("Add", [z, fixed], f"v{suffix}_value")
+        return fixed if group.head.c == 0.0 else b.add(z, fixed, f"v{suffix}_value")
 
     finite = b.bounded(y, "finite_q")
     finite = b.paired(finite, "q_pair") if max(group.dimension for group in groups) > 1 else finite
@@ -532,7 +523,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     by_token = b.reshape(b.transpose(attended, (0, 2, 1, 3), "z_by_token"), (0, 0, neurons), "z_written")
     # In place these are the columns of y, or of u in a gated block; otherwise the last ones, which are still 0.
     target = start + hidden - neurons
-    stream = b.node("Add", [stream, b.padded(by_token, target, 0, "attn_out_2")], "stream_2")
+    stream = b.add(stream, b.padded(by_token, target, 0, "attn_out_2"), "stream_2")
 
     activated = b.rows(stream, target, start + hidden, 2, "z_side_by_side")
     weights = HeadWeights(b, StreamColumns(neurons, layout.bias_tokens), width, elem_type)
@@ -551,17 +542,8 @@ _LARGEST_VALUE = 2.0**20  # float32 rounds its logarithm by up to 4.8e-7
 
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
-    """The projections as plain matrices; by reference where they are not."""
-    prepared = _as_written(prepare_softmax(view, conversion))
-    try:
-        return replace(prepared, projections=projections_of(view, conversion.block))
-    except LostError as lost:
-        return replace(prepared, by_reference=lost.miss.reason)
-
-
-def _as_written(prepared: Conversion) -> Conversion:
-    """The program in float32 where float64 is not needed."""
-    program = prepared.program
+    """The projections as plain matrices, by reference where they are not; the program in float32 where that does."""
+    prepared, program = with_projections(view, conversion), conversion.program
     # Values may be so large, as those of exp and ELU, that float32 rounds their keys' offsets too much: an offset is
     # -ln(value), and half a unit in its last place is the relative error of the product with the weight.
     values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
@@ -589,7 +571,7 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
     query = b.bounded(y, "q") if dimension == 1 else b.paired(b.bounded(y, "finite_q"), "q", one_first=True)
     b.expose("q", query, (None, None, neurons, dimension))
     query = made.cast(query, b.compute_type, "wide_q")
-    terms: list[Tensor] = []
+    terms = list[Tensor]()
     for number, group in enumerate(groups):
         suffix, head, m = f"_{number}" if len(groups) > 1 else "", group.head, group.bias_tokens
         keys = np.asarray([(offset, slope) for slope, offset in head.logits])[:, -dimension:]
@@ -607,14 +589,14 @@ def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) ->
     constants = [head.d, *(token.value for token in head.bias_tokens)]
     if not any(constants) and head.c:
         parts = (1, len(head.bias_tokens)), (f"self_weight{suffix}", f"bias_weight{suffix}")
-        return b.node("Mul", [b.split(pattern, *parts)[0] if head.bias_tokens else pattern, z], f"z{suffix}")
+        return b.mul(b.split(pattern, *parts)[0] if head.bias_tokens else pattern, z, f"z{suffix}")
     rows = [[head.c, head.d], *([0.0, token.value] for token in head.bias_tokens)]
     if not head.c:
         return b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", np.asarray(rows)[:, 1:])], f"z{suffix}")
     # One product for both: where a row of weights is short, taking it apart costs more than multiplying it.
     both = b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", rows)], f"weighed_rows{suffix}")
     own, constant = b.split(both, (1, 1), (f"self_weight{suffix}", f"z_constant{suffix}"))
-    return b.node("Add", [b.node("Mul", [own, z], f"z_self{suffix}"), constant], f"z{suffix}")
+    return b.add(b.mul(own, z, f"z_self{suffix}"), constant, f"z{suffix}")
 
 
 def _compact_sublayer(b: Builder, conversion: Conversion) -> Replacement:
