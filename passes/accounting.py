@@ -1,7 +1,4 @@
-"""Accounting: the parameters and work of a model's MLP blocks, and the number of heads that would replace them.
-
-Head counts are given for the form that the plan chose, with the cost of each form.
-"""
+"""Accounting: the parameters and work of a model's MLP blocks, and the heads that replace them in each form."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Activations that are not in the table, or have no program there: fitted at run time, once for each domain.
+"""Activations without a program in the table: fitted while planning, once per domain, deterministically and in seconds.
 
-The function is evaluated by the region's own nodes. A fit needs numpy only, is deterministic and takes seconds. Each
-kink gets a steep head (ReLU's limit). What remains gets one head whose keys are given (`_head`): they crowd towards
-jumps of the curvature, and its values are a linear least-squares problem. The smallest such head that is close enough
-is taken, otherwise the closest.
+The function is evaluated by the region's own nodes. Each kink gets a steep head (ReLU's limit), and the remainder one
+head with given keys (`_head`), denser near jumps of the curvature, whose values are a linear least-squares problem. The
+smallest such head within the tolerance is chosen, otherwise the closest.
 """
 
 from __future__ import annotations
@@ -82,10 +81,10 @@ def fitted(
 
 
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
-    """The smallest program found for `f` on |y| <= reach that is within the tolerance, or why there is none.
+    """The smallest program found for `f` on |y| <= reach within the tolerance, else the closest, or why there is none.
 
-    If there is none, the closest is returned if it is within `MAX_FIT_ERROR`; its `max_error` says how close it is. The
-    tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`.
+    The closest must be within `MAX_FIT_ERROR`. The tolerance is in units of max(1, largest |f|), but at most the
+    absolute error `allowed`.
     """
     if not 0.0 < reach < math.inf:
         return f"its domain |y| <= {reach:g} is not an interval; give --option domain=R"

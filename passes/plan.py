@@ -1,7 +1,7 @@
-"""The plan: what will be converted, how, and why the rest is left.
+"""The plan: which blocks are converted, how, and why the others are not; lowering, which precedes it; `apply`.
 
-Planning changes nothing; `apply` turns a plan into a new model, and a dry run stops after the plan. A plan refers to
-nodes of its model by index, so that model must not change afterwards.
+Planning is pure; `apply` turns a plan into a new model. A plan refers to nodes of its model by index, so that model
+must not change afterwards.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Plan:
 def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_values) -> Plan:
     """Find the blocks of `model`, with fused operators and local functions expanded, and decide about each.
 
-    Fused operators outside converted blocks stay, unless the user wants experts expanded. `read` reads tensors.
+    Fused operators outside converted blocks are kept, except experts that the user wants expanded.
     """
     recognised = recognise(model, read)
     model = with_plain_experts(model) if options.lower_experts else model

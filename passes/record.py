@@ -307,7 +307,7 @@ def with_operators(view: GraphView, flow: Dataflow, conversion: Conversion) -> B
     block = replace(conversion.block, where=view.where)
     if conversion.projections is not None:
         return block
-    first = tuple(each for leaf in dict.fromkeys((block.gate, block.value)) for each in flow.leaf(leaf).operators)
+    first = flow.operators_of((block.gate, block.value))
     return replace(block, first=first, second=tuple(_readers(view, flow, block.output)))
 
 

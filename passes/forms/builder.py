@@ -37,8 +37,7 @@ class Builder(Fragment):
         self.exposed: list[onnx.ValueInfoProto] = []
         self.opset = opset
         self._wanted = wanted
-        self._integers: dict[str, Constant] = {}
-        self._numbers: dict[tuple[str, int], Constant] = {}
+        self._known: dict[tuple[str, np.dtype[Any]], Constant] = {}
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> Builder:
@@ -67,16 +66,17 @@ class Builder(Fragment):
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
         """A constant in the type of the arithmetic, created once per name."""
-        key = self.qualified(name), self.compute_type
-        if key not in self._numbers:
-            self._numbers[key] = self.constant(name, np.asarray(values, dtype=self.dtype))
-        return self._numbers[key]
+        return self._once(name, np.asarray(values, dtype=self.dtype))
 
     def integers(self, *values: int) -> Constant:
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
-        if self.qualified(name) not in self._integers:
-            self._integers[self.qualified(name)] = self.constant(name, np.asarray(values, dtype=np.int64))
-        return self._integers[self.qualified(name)]
+        return self._once(name, np.asarray(values, dtype=np.int64))
+
+    def _once(self, name: str, values: np.ndarray) -> Constant:
+        key = self.qualified(name), values.dtype
+        if key not in self._known:
+            self._known[key] = self.constant(name, values)
+        return self._known[key]
 
     def renamed(self, tensor: Variable, name: str) -> Variable:
         tensor.name = self.qualified(name)
@@ -133,8 +133,7 @@ class Builder(Fragment):
         return self.node("Slice", [tensor, self.integers(start), end, self.integers(axis)], name)
 
     def total(self, terms: Sequence[Tensor], name: str) -> Tensor:
-        # One addition after another: onnxruntime's CPU kernel of Sum runs on one thread and copies, so that a sum of
-        # three takes three times as long as two additions.
+        # Not Sum: onnxruntime's CPU kernel is single-threaded and copies, so a sum of three takes three times as long.
         made = terms[0]
         for number, term in enumerate(terms[1:], start=1):
             made = self.add(made, term, f"{name}_{number}" if number < len(terms) - 1 else name)

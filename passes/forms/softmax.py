@@ -85,7 +85,9 @@ class HeadWeights:
 
     def key(self, group: Group, dimension: int, name: str) -> Tensor:
         """W_K [1, width, d_head], shared by all heads."""
-        columns = [self.layout.column(*each) for each in group.logits(self.layout.bias_tokens)]
+        others = self.layout.bias_tokens - group.bias_tokens  # of larger groups; they get the logit of self
+        slopes_and_offsets = zip(*group.head.logits, strict=True)
+        columns = [self.layout.column(own, [*tokens, *[own] * others]) for own, *tokens in slopes_and_offsets]
         return self.b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
 
     def constants(self, group: Group, name: str) -> Tensor | None:
@@ -544,8 +546,8 @@ _LARGEST_VALUE = 2.0**20  # float32 rounds its logarithm by up to 4.8e-7
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices, by reference where they are not; the program in float32 where that does."""
     prepared, program = with_projections(view, conversion), conversion.program
-    # Values may be so large, as those of exp and ELU, that float32 rounds their keys' offsets too much: an offset is
-    # -ln(value), and half a unit in its last place is the relative error of the product with the weight.
+    # For large values, as of exp and ELU, float32 rounds the keys' offsets -ln(value) too much: half a unit in the last
+    # place of an offset is the relative error of the product.
     values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
     if not prepared.widened or program.double or max(values, default=0.0) > _LARGEST_VALUE:
         return prepared
@@ -566,8 +568,7 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
     """The heads' output [batch, tokens, heads, 1]; `b` has the type of the projections, `each` is (batch, tokens)."""
     made, groups = b.typed(conversion.compute_type), groups_of(conversion.program)
     neurons, dimension = conversion.block.neurons, max(group.dimension for group in groups)
-    # W_Q has one column. A further one would be the indicator, and its product with the stream the number 1, at the
-    # cost of another W1.
+    # W_Q has one column: a second one, which computes the number 1 from the indicator, would cost another W1.
     query = b.bounded(y, "q") if dimension == 1 else b.paired(b.bounded(y, "finite_q"), "q", one_first=True)
     b.expose("q", query, (None, None, neurons, dimension))
     query = made.cast(query, b.compute_type, "wide_q")

@@ -192,6 +192,10 @@ class Dataflow:
         """The fact of a leaf; one without operators for any other tensor."""
         return self.values.get(tensor) or self.facts.get(tensor) or Fact((tensor,))
 
+    def operators_of(self, leaves: Iterable[str]) -> Operators:
+        """The linear operators whose outputs the leaves sum, each once."""
+        return tuple(dict.fromkeys(operator for leaf in leaves for operator in self.leaf(leaf).operators))
+
     def region(self, output: str, leaves: tuple[str, ...]) -> ActivationRegion:
         """The nodes that compute `output` from `leaves`, in topological order; it ends before a Dropout that stays."""
         while (last := self._view.made_by(output)) is not None and self._view.has_further_readers(last):
@@ -289,8 +293,7 @@ class Dataflow:
             self._scales.update(outputs[1:])
             outputs = outputs[:1]
         self._stray(index, node, [data])
-        # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a separate
-        # leaf.
+        # Scales and zero points must be constant; bounds of Split and Slice need not, as each part is a separate leaf.
         tied = node.op_type in QUANTISING
         if data not in self.facts or (tied and any(name and name not in self.constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
@@ -439,9 +442,7 @@ class Dataflow:
     def _leaf_of(self, tensor: str, fact: Fact) -> Fact:
         """A quantised tensor beyond an activation as a leaf of the next: the rounding between the two stays."""
         self.parts.add(fact.ends)
-        sources = [self.leaf(leaf) for leaf in self.facts[fact.ends].leaves]
-        operators = tuple(dict.fromkeys(operator for source in sources for operator in source.operators))
-        self.values[tensor] = Fact((tensor,), operators)
+        self.values[tensor] = Fact((tensor,), self.operators_of(self.facts[fact.ends].leaves))
         return self.values[tensor]
 
     def _values_of_gates(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> list[Fact]:
@@ -545,7 +546,7 @@ class Finder:
 
     def _candidate(self, output: str, region: ActivationRegion, sinks: Operators) -> Block | Left:
         leaves = region.leaves
-        first = tuple(dict.fromkeys(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators))
+        first = self._flow.operators_of(leaves)
         identified = self._named(region)
         miss = next((miss for leaf in leaves if (miss := self._flow.leaf(leaf).miss)), None)
         miss = miss or self._obstacle(output, first, sinks, identified)
@@ -582,8 +583,7 @@ class Finder:
         """The activation of a gated block alone: the part of its region that depends on the gate only."""
         facts, nodes = self._flow.facts, [self._view.nodes[index] for index in block.region.nodes]
         alone = {node.output[0] for node in nodes if facts[node.output[0]].leaves == (block.gate,)}
-        # The activation is the only tensor that crosses from that part into the product. The gate may cross as well: in
-        # g (sigmoid(g) u) it is one more factor, and stays.
+        # Only the activation crosses from that part into the product, and perhaps the gate: a factor in g (s(g) u).
         ends = {name for node in nodes if node.output[0] not in alone for name in node.input if name in alone}
         if len(ends) != 1:
             reason = "the graph does not compute its activation apart from the product; use --gate heads"
@@ -655,13 +655,11 @@ class Finder:
 # -- names -----------------------------------------------------------------------------------------------------------
 #
 # A block is named by the module path that the exporter left in the graph, such as `model.layers.0.mlp`. Sources, best
-# first: the dynamo exporter's `pkg.torch.onnx.name_scopes` metadata, the TorchScript exporter's scoped node names, the
-# names of the weights, the nodes of the activation. For quantised linear operators the addition of the bias shows the
-# module, so that a block has one name in float32, float16 and int8. A block without any path is called `mlp`, `mlp_2`,
-# ..., or `conv`, `conv_2`, ... if a linear operator is a convolution.
+# first: the dynamo exporter's metadata, the TorchScript exporter's scoped node names, the names of the weights, the
+# nodes of the activation. Where linear operators are quantised, the addition of the bias shows the module, so that a
+# block has one name in every type. Without any path it is called `mlp` or `conv`.
 
-_SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-]+")
-_TRAILING_NUMBER = re.compile(r"_\d+$")
+
 _SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")  # nodes between a product and its bias
 
 
@@ -693,7 +691,13 @@ def _module_path(node: onnx.NodeProto) -> list[str]:
     """Module path as parts; empty where the exporter left none."""
     for entry in node.metadata_props:
         if entry.key == "pkg.torch.onnx.name_scopes":
-            return _dynamo_path(entry.value)
+            try:
+                scopes = ast.literal_eval(entry.value)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                return []
+            # From the root module down to the operator itself; the last but one is the operator's own module.
+            own = str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+            return [part for part in own.split(".") if part]
     return [part for part in re.split(r"[/.]", node.name) if part][:-1] if node.name.startswith("/") else []
 
 
@@ -710,23 +714,12 @@ def _bias_path(view: GraphView, output: str) -> list[str]:
     return []
 
 
-def _dynamo_path(value: str) -> list[str]:
-    try:
-        scopes = ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return []
-    # From the root module down to the operator itself; the last but one is the operator's own module.
-    own = str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
-    return [part for part in own.split(".") if part]
-
-
 def _weight_path(weight: str) -> list[str]:
     # TorchScript numbers folded weights, as in `onnx::MatMul_1234`; the numbers differ within a block.
-    parts = weight.split(".")[:-1]
-    return [_TRAILING_NUMBER.sub("", part) if part.startswith("onnx::") else part for part in parts]
+    return [re.sub(r"_\d+$", "", part) if part.startswith("onnx::") else part for part in weight.split(".")[:-1]]
 
 
 def _common(paths: list[list[str]]) -> str:
     """The longest common prefix, without characters that are special in a glob."""
     parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]
-    return ".".join(cleaned for part in parts if (cleaned := _SPECIAL_CHARACTERS.sub("_", part)))[:200]
+    return ".".join(cleaned for part in parts if (cleaned := re.sub(r"[^A-Za-z0-9_.\-]+", "_", part)))[:200]

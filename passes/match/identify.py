@@ -1,8 +1,7 @@
-"""Which function an activation region computes, in any spelling.
+"""Which function an activation region computes, however it is spelled: exporters write GELU in dozens of ways.
 
 The region is evaluated in float64 on a grid, dense near 0 and logarithmic up to large magnitudes of both signs, and
-compared with the entries of `passes.programs.activations`. Exporters spell one GELU in dozens of ways; its values are
-the same.
+compared with the entries of `passes.programs.activations`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Linear operators: nodes that apply a constant weight to one data input.
+"""Linear operators: nodes that apply a constant weight to one data input; `LINEAR_OPERATORS` is the table.
 
-`LINEAR_OPERATORS` has an entry per operator; adding one takes one line and one function. A node of a listed type that
-does not qualify gives a `Miss` with the reason.
+A node of a listed type that does not qualify gives a `Miss` with the reason.
 """
 
 from __future__ import annotations

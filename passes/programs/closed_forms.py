@@ -130,8 +130,7 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     """The weight of y: between the kinks 1/2 + tanh(e y) / (6 e), beyond them 0 and 1.
 
     Keys +e y and -e y with the values (1/2 +- 1/(6 e)) y, a steep key with value y above 3, one with value 0 below -3.
-    The first two share the weight 1, so that the kinks are at 3 and -3. 1/(6 e) is a power of two, to which 1/2 adds
-    exactly.
+    The first two share the weight 1, so the kinks are at 3 and -3; 1/(6 e) is a power of two, so the sums are exact.
     """
     k, small, half = arithmetic.steepness, 1.0 / (6.0 * _SHARE), math.log(0.5)
     keys = [(small, half, 0.5 + _SHARE), (-small, half, 0.5 - _SHARE), (k, -3.0 * k, 1.0), (-k, -3.0 * k, 0.0)]
@@ -169,8 +168,7 @@ _PAIRING_ERROR = 4e-15  # what rounding the coefficients of pairs of keys to flo
 def with_line(program: Program, arithmetic: Arithmetic) -> Program:
     """The program of h(g) u, given that of h, or of h(y) y: self values are the line times what values read.
 
-    The error that the line adds is |M(g)| |line - g|, with M(g) the multiple of the self value in h. Where M vanishes
-    on one side, the line need not reach far there.
+    Where the multiple M(g) of the self value vanishes on one side, the line need not reach far there.
     """
     # Beyond the kinks of a clip, self has no weight, and it does not matter how far a narrow line is off.
     candidates = [(line, program.domain) for line in lines(arithmetic.narrow)]

@@ -224,9 +224,8 @@ class Line:
     def heads(self, head: Head) -> tuple[Head, ...]:
         """The heads of `head`'s gate: self value c line(g) + d times what the values read.
 
-        A product of two softmaxes is one over all pairs of keys. The self key of `head` makes two heads, one per end of
-        the line, if c is not 0. Constant values, which are multiples of what the values read, need no line: they are
-        heads over the keys of `head` alone.
+        A product of two softmaxes is one over all pairs of keys. If c is not 0, the self key of `head` becomes two
+        heads, one per end of the line. Constant values need no line: they are heads over the keys of `head` alone.
         """
         multiples = [head.d, *(token.value for token in head.bias_tokens)]
         ends = [head.c * value for _, _, value in self.keys[:2]]
@@ -335,8 +334,7 @@ class Program:
     heads: tuple[Head, ...]
     linear: float = 0.0
     constant: float = 0.0
-    # against the activation, on `domain`, in exact arithmetic for the given coefficients: derived, or measured on a
-    # dense grid with a margin. It is a claim, which the certificate of a rewritten model proves.
+    # on `domain`, in exact arithmetic: derived, or measured on a dense grid with a margin; the certificate proves it
     max_error: float = 0.0
     coefficient_error: float = 0.0  # from rounding the coefficients to a type; a claim likewise
     rounding: float = 4 * 2.0**-24  # what evaluating fitted heads in float32 adds, as measured
@@ -460,8 +458,7 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool, cond
 
 # -- groups of heads, as the forms write them --------------------------------------------------------------------------
 #
-# Each group is one head per neuron, or all heads over the same keys. Their outputs add up to the program, and each is a
-# head over {self, bias tokens} and nothing else. Terms outside the program's heads become heads too:
+# Each group is one head per neuron over {self, bias tokens}. Terms outside the program's heads become heads too:
 #
 # - A linear term l z beside a single head whose values are multiples of z is spread over that head's keys, as the
 #   weights sum to one: the weight of a bias token is the self weight of another head, with that key and the self key
@@ -484,13 +481,6 @@ class Group:
     def dimension(self) -> int:
         """d_head of queries and keys: y alone, or (y, 1) where logits have offsets."""
         return 2 if any(offset for _, offset in self.head.logits) else 1
-
-    def logits(self, bias_tokens: int) -> list[tuple[float, list[float]]]:
-        """(self, bias tokens) of slopes, then of offsets; further bias tokens have the logit of self."""
-        head, others = self.head, bias_tokens - self.bias_tokens
-        slopes = [*(token.slope for token in head.bias_tokens), *[head.beta] * others]
-        offsets = [*(token.offset for token in head.bias_tokens), *[head.gamma] * others]
-        return [(head.beta, slopes), (head.gamma, offsets)]
 
 
 def groups_of(program: Program) -> tuple[Group, ...]:
@@ -538,10 +528,8 @@ def group_of(head: Head) -> Group:
     return Group(head) if head.c in (0.0, 1.0) else Group(head.unscaled(), head.c)
 
 
-# -- heads over the same keys ---------------------------------------------------------------------------------------
-#
-# The heads of a gate all have the same set of keys. Their softmax is computed once, and their sum is a weighted mean of
-# multiples of the value. Where slopes are an arithmetic progression, all shares are powers of one exponential.
+# Heads of a gate have the same set of keys. Their softmax is computed once, and their sum is a weighted mean of
+# multiples of the value. Where slopes are an arithmetic progression, all weights are powers of one exponential.
 
 
 @dataclass(frozen=True)
@@ -586,7 +574,7 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> tuple[float, 
 def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...], float]:
     """The heads, or keys that several share, nonzero multiples first; and the remaining linear term.
 
-    A single group absorbs that term, since weights sum to one: separate, it would cancel most digits (Mish at y = -15).
+    A single group absorbs that term, since weights sum to one: a separate one loses digits (Mish at y = -15).
     """
     by_keys: dict[object, list[Head]] = {}
     for number, head in enumerate(program.heads):
