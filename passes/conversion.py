@@ -76,8 +76,8 @@ class Conversion:
 def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError.
 
-    Form `local` takes the program with the fewest operations, and offsets of logits out of the exponentials
-    (docs/decisions/0003); others that with the fewest heads and keys, with softmax as in the paper.
+    Form `local` has the program with the fewest operations, and offsets of logits outside the exponentials
+    (docs/decisions/0003); other forms have the one with the fewest heads and keys, with softmax as in the paper.
     """
     factored = options.form == LOCAL
     opset, types = view.opsets.get("", 1), block.types

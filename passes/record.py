@@ -4,10 +4,9 @@ It is the `Conversion` of every block, field by field:
 
     {"version": 2, "options": {"form": "compact"}, "blocks": [{"program": {...}, ...}]}
 
-with the options of the last run. Real numbers are hexadecimal floats; what is at its default is left out. A plan is a
-claim: `read_record` checks shape and types alone. A block counts as heads (`recognise`) if its program computes the
-activation that the plan names, and if the file has exactly the nodes and constants that the form emits for it.
-Otherwise the plan is ignored with a note.
+with the options of the last run. Real numbers are hexadecimal floats; defaults are omitted. `read_record` checks shape
+and types alone. A block counts as heads (`recognise`) if its program computes the activation that the plan names, and
+if the file has exactly the nodes and constants that the form emits for it. Otherwise the plan is ignored with a note.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Recognised:
-    """The heads of earlier runs in a model; the notes say what was ignored, and why."""
+    """The heads of earlier runs in a model; the notes state what was ignored, and why."""
 
     blocks: tuple[Made, ...] = ()
     notes: tuple[str, ...] = ()

@@ -4,15 +4,15 @@ The attention of a network is found first, each softmax over keys between two pr
 
     product ─► scales, a cap, masks and biases ─► Softmax ─► guards ─► product with values
 
-Everything else between embedding and unembedding must be a converted block, linear, a norm, a gate or data movement:
-`cores_of` names what is none of these.
+Everything else between embedding and unembedding must be a converted block, linear, a norm, a gate or data movement;
+`cores_of` refuses other nodes.
 
-What is added to the scores is by position alone, which W_QK can hold, or by data. The graph's own nodes compute it at
-several lengths. What is the same number for the same two positions at each is an entry of a table, as are pairs that
-data forbid by their positions, whatever they are; the rest of what is data stays an addition.
+Terms added to the scores depend on positions alone, which W_QK can hold, or on data. The graph's own nodes evaluate
+them at several lengths: a number that two positions have at every length is an entry of a table, as is a pair that is
+forbidden for all data; other terms stay additions.
 
-The stream is [tokens | is token | positions of R bias tokens | positions of T tokens] over R bias tokens. Its further
-columns and rows are constants of the graph, which every sublayer joins to the model's D columns, as what it writes.
+The stream is [tokens | is token | positions of R bias tokens | positions of T tokens] over R bias tokens. All but the
+model's D columns are constants of the graph, which every sublayer joins to its input.
 
 A head of the model has score(i, j) = q_i k_j + p_i P p_j for the positions p of a query and a key. P, [R + T, R + T] or
 one for each head, holds the masks and biases that depend on positions alone, and keeps tokens from bias tokens.
@@ -150,7 +150,7 @@ class _Finder:
         return node is not None and node.op_type == "MatMul" and self.data.issuperset(node.input)
 
     def check(self, node: onnx.NodeProto, *, on_way: bool, behind: bool) -> None:
-        """Raise LostError for what a network of attention only cannot have: `on_way` to a sublayer, `behind` one."""
+        """Raise LostError for a node that a network of attention cannot have, before (`on_way`) or `behind` sublayers."""
         kind, known = node.op_type, self.view.type_of(node.output[0]).elem_type
         inner = [each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node)]
         if "Softmax" in inner or any(_SUBLAYER.fullmatch(each) for each in (kind, *inner)):
@@ -301,7 +301,7 @@ class Reader:
         return np.nan if factor is None else 1.0 / factor if node.op_type == "Div" else factor
 
     def _laid_out(self, data: Data, node: onnx.NodeProto, index: int, place: int) -> Data:
-        """A term in front of a node that lays out the leading axes of the scores. Raises LostError."""
+        """A term before a node that rearranges the leading axes of the scores. Raises LostError."""
         before, after = (self.sizes(name)[:-2] for name in (node.input[place], node.output[0]))
         if data.sizes[:-2] == before:
             return replace(data, layout=(*data.layout, index), sizes=(*after, *data.sizes[-2:]))
@@ -595,7 +595,7 @@ class Join:
         return b.node(node.op_type, operands, name, domain=node.domain, **attributes(node))
 
     def _scores(self) -> Tensor:
-        """[..., N, S + R]: q k^T + p P p^T in one product, plus data; with a cap, the second term stands behind it."""
+        """[..., N, S + R]: q k^T + p P p^T in one product, plus data; the second term is added after any cap."""
         b, scores = self.b, self.scores
         query, key = (self._wide(name, side) for name, side in zip(self.product.input, "qk", strict=True))
         rank = self._rank(self.product.input[1])

@@ -28,9 +28,7 @@ from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
 
-# Bytes of W_QK between positions from which on these are refused; form `whole` takes as many by default as keep the
-# patterns of every block within it.
-LARGEST_PATTERN = 2**26
+LARGEST_PATTERN = 2**26  # bytes of W_QK between positions; in form `whole`, by default also of a block's patterns
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ def open_stream(
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
     if positions:
         own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
-        # Too long a sequence fails at run time, in a node whose name says so.
+        # A sequence that is too long fails at run time, in a node whose name states the limit.
         made = b.concat([made, own], 2, f"tokens/sequence_longer_than_max_tokens_{positions.tokens}")
         made = b.padded(made, 0, hidden, "tokens_wide") if hidden else made
     width = layout.model + 1 + (positions.slots if positions else m) + hidden
@@ -594,7 +592,7 @@ def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) ->
     rows = [[head.c, head.d], *([0.0, token.value] for token in head.bias_tokens)]
     if not head.c:
         return b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", np.asarray(rows)[:, 1:])], f"z{suffix}")
-    # One product for both: where a row of weights is short, taking it apart costs more than multiplying it.
+    # One product for both: a short row of weights costs more to split than to multiply.
     both = b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", rows)], f"weighed_rows{suffix}")
     own, constant = b.split(both, (1, 1), (f"self_weight{suffix}", f"z_constant{suffix}"))
     return b.add(b.mul(own, z, f"z_self{suffix}"), constant, f"z{suffix}")

@@ -1,14 +1,14 @@
 """Finding the MLP blocks of one graph: linear operator, activation, linear operator.
 
-The ends of a block are structural, found by one pass over the nodes (`Dataflow`). A tensor is one of
+The ends of a block are structural, found in one pass over the nodes (`Dataflow`). A tensor is one of
 
     opaque    anything
     leaf      the output of a linear operator, after any affine and shape-only operators
     function  an elementwise function, with scalar constants, of one or two leaves
     beyond    a nonlinear function followed by affine or shape-only operators, on the path to W2
 
-The middle of a block is semantic (`passes.match.identify`). Activations that lead to a linear operator without
-being part of a block are reported with the reason.
+The middle of a block is semantic (`passes.match.identify`). Other activations before a linear operator are reported
+with the reason.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Dataflow:
         return "" if fact is None else tensor if fact.nonlinear else fact.ends
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
-        # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
+        # An operator of an unknown domain right after a projection may be an activation, so it is reported.
         named = (*_NO_ACTIVATION.split(), *_UNEXPANDABLE)
         known = node.domain == MICROSOFT and any(part in node.op_type for part in named)
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
@@ -304,8 +304,7 @@ class Dataflow:
     def _follow(self, output: str, data: str, index: int) -> None:
         """Record that `output` is an affine or shape-only image of `data`, unless that is opaque.
 
-        It becomes a separate leaf (or a tensor beyond the activation), since its entries no longer correspond to those
-        of `data`: the halves of a Split are a gate and a value.
+        It becomes a separate leaf (or a tensor beyond the activation): the halves of a Split are a gate and a value.
         """
         fact = self.facts.get(data)
         if fact is None:
@@ -448,8 +447,8 @@ class Dataflow:
     def _values_of_gates(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> list[Fact]:
         """Facts of operands, where the value beside a function of another projection is a leaf.
 
-        The value of the gate h(a) (b + 1) has another bias; 2 b stays a function of b, so that the gate is 2 h. The
-        value of a gate h(a) k(b) is an activation itself; it is the factor that takes fewer nodes.
+        In h(a) (b + 1), the bias of the value changes; 2 b stays a function of b, so that the gate is 2 h. In
+        h(a) k(b), the value is the activation with fewer nodes.
         """
         if len(facts) != 2 or not any(fact.nonlinear for fact in facts):
             return facts
@@ -509,8 +508,7 @@ class Finder:
         flow, view = self._flow, self._view
         for output, fact in flow.facts.items():
             sinks = tuple(flow.sinks.get(output, ()))
-            # Part of a larger activation, unless a linear operator reads it as well. With scope `all` there need not be
-            # a second operator, so any consumer other than the larger activation makes it a candidate.
+            # Part of a larger activation, unless a linear operator reads it too; with scope `all`, any other consumer.
             inner = output in flow.extended and not (self._every and output in flow.blocked)
             if fact.nonlinear and (sinks or not inner):
                 region = flow.region(output, fact.leaves)

@@ -25,9 +25,8 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[np.float64]
-# Offsets up to this magnitude are taken out of the exponential, e^(a y + b) = e^b e^(a y), as the rounding error of a
-# logit is proportional to its magnitude. For larger ones e^b could leave the range of float32; these belong to steep
-# keys, whose weights are 0 or 1.
+# Offsets up to this magnitude are factored out, e^(a y + b) = e^b e^(a y): a logit is rounded in proportion to its
+# magnitude. For larger ones, which belong to steep keys, e^b could leave the range of float32.
 FACTORED = 60.0
 
 LARGEST_QUERY = 2.0**500  # queries are clipped to it: all weights are 0 or 1 long before
@@ -103,11 +102,8 @@ class Head:
 
     @property
     def largest_factored(self) -> float:
-        """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials.
-
-        Exponentials of a head that also has larger ones are at least e^-87 (`passes.forms.local`), which a factor of
-        e^60 would make non-negligible.
-        """
+        """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials."""
+        # Beside steep keys, exponentials are at least e^-87 (`passes.forms.local`): times e^60 they are not negligible.
         steep = any(abs(token.offset - self.gamma) > FACTORED for token in self.bias_tokens)
         return 20.0 if steep else FACTORED
 
@@ -129,10 +125,9 @@ class Head:
     def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Head:
         """The head with coefficients rounded as a graph of type `dtype` stores them.
 
-        If not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise the graph
-        stores, for an offset of at most `largest_factored`, the factor e^offset of the bias token's weight and its
-        product with the value, and these two are rounded. All logits are shifted so that the self logit has no offset,
-        or as `conditioned` does. The factor c is applied after the softmax (`unscaled`).
+        If `factored`, the graph stores for an offset of at most `largest_factored` the factor e^offset of the bias
+        token's weight and its product with the value; otherwise every coefficient as it is. Logits are shifted so that
+        the self logit has no offset, or as `conditioned` does. The factor c follows the softmax (`unscaled`).
         """
         if self.c not in (0.0, 1.0):
             scale = narrowed(self.c, dtype)
@@ -401,7 +396,7 @@ class Program:
         )
 
 
-_RESCALING_ERROR = 2.0**-40  # of all coefficients of a fitted program in float64, over max(1,
+_RESCALING_ERROR = 2.0**-40  # of all coefficients of a fitted program in float64, over max(1, |f|)
 MARGIN = 1.05  # on maxima over a grid, which may be larger between the points
 _EVALUATION_ROUNDING = 2.0**-48  # smaller changes are that of the evaluations compared
 _LARGEST_POINT = 2.0**128  # beyond the numbers of all types that coefficients have
@@ -556,8 +551,8 @@ class SharedKey:
 def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> tuple[float, tuple[float, ...], float] | None:
     """(step, weights, part) of shared keys as a progression with exactly their numbers in a type, as for Mish.
 
-    Shares are w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1. `weights` are the
-    other w; `part` is the first weight times its multiple. None if the keys do not form a progression.
+    Weights are w_j e^(j step y), j = 0, 1, ...; the last w and all multiples except the first are 1. `weights` are the
+    other w; `part` is the first weight times its multiple. None if the keys are not a progression.
     """
     narrow = partial(narrowed, dtype=dtype)
     ascending = sorted(keys, key=lambda key: key.slope)
