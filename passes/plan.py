@@ -18,7 +18,7 @@ from passes.match.blocks import QUANTISING, Block, Finder, Left, Namer
 from passes.match.linear import AFTER_LINEAR, LINEAR_OPERATORS
 from passes.options import ALREADY, WHOLE, FormOptions, Options
 from passes.record import Recognised, inline_values, recognise, with_record
-from passes.whole import Join, Whole, own_attention, whole_for
+from passes.whole import Join, Reader, Whole, own_attention, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, inlined, splice
@@ -74,7 +74,8 @@ def _through_network(plan: Plan, read: Read) -> Plan:
     others = [f"'{entry.name}' is left" for entry in plan.left if entry.block is not None]
     others += [f"'{each.block.name}' is in a body of control flow" for each in plan.conversions if each.block.path]
     try:
-        whole = whole_for(plan.model, plan.views[0], plan.conversions, others, read, plan.options.forms.max_tokens)
+        reader = Reader(plan.model, plan.views[0], read)
+        whole = whole_for(reader, plan.conversions, others, plan.options.forms.max_tokens)
     except LostError as lost:
         miss = Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
         left = [Left.of(each.block, miss) for each in plan.conversions]

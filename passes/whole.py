@@ -150,7 +150,7 @@ class _Finder:
         return node is not None and node.op_type == "MatMul" and self.data.issuperset(node.input)
 
     def check(self, node: onnx.NodeProto, *, on_way: bool, behind: bool) -> None:
-        """Raise LostError for a node that a network of attention cannot have, before (`on_way`) or `behind` sublayers."""
+        """Raise LostError for a node that a network of attention cannot have: `on_way` to or `behind` a sublayer."""
         kind, known = node.op_type, self.view.type_of(node.output[0]).elem_type
         inner = [each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node)]
         if "Softmax" in inner or any(_SUBLAYER.fullmatch(each) for each in (kind, *inner)):
@@ -494,28 +494,21 @@ class Whole:
         return f"{PREFIX}/{kind}_{known.setdefault((table.tobytes(), bias), len(known))}"
 
 
-def whole_for(
-    model: onnx.ModelProto,
-    view: GraphView,
-    conversions: Sequence[Conversion],
-    others: Sequence[str],
-    read: Read,
-    longest: int | None,
-) -> Whole:
+def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequence[str], longest: int | None) -> Whole:
     """What form `whole` does with a network of up to `longest` tokens, or what fits.
 
     Raises LostError if it cannot; `others` says which blocks stay as they are, and why.
     """
     if others:
         raise LostError(others[0], "")
-    opset = view.opsets.get("", 1)
+    view, opset = reader.view, reader.view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
         raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     blocks = [each.whole_block for each in conversions]
     inside = frozenset(index for each in blocks for index in between(view, [each.query.data], [each.result]))
-    reader = Reader(model, view, read)
+
     cores = cores_of(reader, inside, [each.result for each in blocks])
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None

@@ -23,6 +23,7 @@ import onnx
 from passes.conversion import Conversion
 from passes.forms.builder import LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, replacement
 from passes.match.projections import Projection, Projections, projections_of
+from passes.options import WHOLE
 from passes.programs.program import LARGEST_QUERY, Group, Head, Program, groups_of, spread_error, spreads, stored
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
@@ -280,20 +281,9 @@ def attend(
 
 
 def attend_block(
-    b: Builder,
-    conversion: Conversion,
-    layout: StreamColumns,
-    stream: Tensor,
-    pattern: Pattern,
-    data: Tensor,
-    count: Tensor,
-    *,
-    bounded: bool = True,
-) -> Replacement:
-    """All heads on the columns [batch, rows, width] of a stream, whose rows of bias tokens are dropped after `count`.
-
-    If not `bounded`, queries are not clipped.
-    """
+    b: Builder, conversion: Conversion, layout: StreamColumns, stream: Tensor, pattern: Pattern, count: Tensor
+) -> Variable:
+    """The output of all heads on a stream [batch, rows, width], without the rows of bias tokens after `count`."""
     projections, groups = conversion.whole_block, groups_of(conversion.program)
     neurons, dimension = projections.query.out_features, max(group.dimension for group in groups)
     weights = HeadWeights(b, layout, neurons, conversion.block.elem_type)
@@ -309,10 +299,9 @@ def attend_block(
             return unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass
         return weights.project(stream, weight, 1 if group.head.c == 0.0 else neurons, 1, f"v{suffix}")
 
-    query = b.bounded(unbounded, "finite_q") if bounded else unbounded
+    query = unbounded if conversion.form == WHOLE else b.bounded(unbounded, "finite_q")
     attended = attend(weights, stream, groups, query, values, pattern)
-    written = b.rows(write_output(weights, attended, projections), 0, count, 1, "tokens_only")
-    return in_place(b, conversion, written, data)
+    return b.rows(write_output(weights, attended, projections), 0, count, 1, "tokens_only")
 
 
 def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: Tensor, name: str) -> Variable:
@@ -422,7 +411,8 @@ def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     b, layout = Builder.of(view, conversion), _layout(conversion, groups_of(conversion.program))
     data, stream, count = open_stream(b, conversion, layout)
-    return attend_block(b, conversion, layout, stream, under_mask(b, stream, count), data, count)
+    written = attend_block(b, conversion, layout, stream, under_mask(b, stream, count), count)
+    return in_place(b, conversion, written, data)
 
 
 def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
@@ -432,7 +422,8 @@ def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     data, stream, count = open_stream(b, conversion, layout, slots)
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
-    return attend_block(b, conversion, layout, read, by_positions(b, slots, columns), data, count)
+    written = attend_block(b, conversion, layout, read, by_positions(b, slots, columns), count)
+    return in_place(b, conversion, written, data)
 
 
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
@@ -463,7 +454,7 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
         both = b.concat([query, b.node("Expand", [alone, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
         return b.pattern(both, b.concat([key, keys], 3, f"key{suffix}"), suffix)
 
-    return attend_block(b, conversion, layout, read, pattern, data, count, bounded=False)
+    return in_place(b, conversion, attend_block(b, conversion, layout, read, pattern, count), data)
 
 
 def _layout(conversion: Conversion, groups: tuple[Group, ...]) -> StreamColumns:

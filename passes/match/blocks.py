@@ -533,9 +533,8 @@ class Finder:
             if whole is not None:
                 block = replace(block, channels=block.channels or whole.neurons, part_of=whole.name)
             elif not block.second and block.output in parts:
-                found[place] = Left.of(
-                    block, Miss("the activation that it is a part of is not converted", block.output)
-                )
+                reason = "the activation that it is a part of is not converted"
+                found[place] = Left.of(block, Miss(reason, block.output))
                 continue
             found[place] = needed[block.value] = block
             needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block))
