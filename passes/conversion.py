@@ -114,10 +114,8 @@ def _program(block: Block, options: Options, *, quick: bool) -> Program:
         what, rest = ("a gate with ", "; --gate product converts that alone") if gated else ("", "")
         raise LostError(f"no head program for {what}{identified.activation.name} yet{rest}", block.output)
     if options.accuracy is not None and program.max_error > options.accuracy:
-        asked = f"--accuracy asks for {options.accuracy:.2g}"
-        raise LostError(
-            f"the closest program, {program.name}, is off by {program.max_error:.2g}; {asked}", block.output
-        )
+        off, asked = f"is off by {program.max_error:.2g}", f"--accuracy asks for {options.accuracy:.2g}"
+        raise LostError(f"the closest program, {program.name}, {off}; {asked}", block.output)
     return program
 
 

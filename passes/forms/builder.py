@@ -15,7 +15,6 @@ import onnx
 from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
-from passes.match.projections import Projections
 from passes.programs.program import LARGEST_QUERY
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
@@ -175,24 +174,13 @@ class Builder(Fragment):
         """Columns of zeros before and after a tensor of three axes."""
         return self.node("Pad", [tensor, self.integers(0, 0, before, 0, 0, after)], name)
 
-    def pattern(
-        self,
-        query: Tensor,
-        key: Tensor,
-        suffix: str = "",
-        *,
-        mask: Tensor | None = None,
-        added: Tensor | None = None,
-        sizes: Sequence[int | None] = (None, None, None, None),
-    ) -> Variable:
-        """The softmax of query key^T + `added`, [..., queries, keys] of `sizes`; 0 where `mask` is False."""
+    def scores(self, query: Tensor, key: Tensor, suffix: str, kind: str = "") -> Variable:
+        """query key^T, [batch, heads, queries, keys]."""
         turned = self.transpose(key, (0, 1, 3, 2), f"key_transposed{suffix}")
-        made = "unmasked_" if mask is not None else "own_" if added is not None else ""
-        scores = self.node("MatMul", [query, turned], f"{made}scores{suffix}")
-        if mask is not None:
-            scores = self.node("Where", [mask, scores, self.numbers("forbidden", -np.inf)], f"scores{suffix}")
-        if added is not None:
-            scores = self.add(scores, added, f"scores{suffix}")
+        return self.node("MatMul", [query, turned], f"{kind}scores{suffix}")
+
+    def pattern(self, scores: Tensor, suffix: str, sizes: Sequence[int | None] = (None, None, None, None)) -> Variable:
+        """The softmax of scores of `sizes`."""
         self.expose("scores", scores, sizes)
         result = self.node("Softmax", [scores], f"pattern{suffix}", axis=3)
         self.expose("pattern", result, sizes)
@@ -215,16 +203,12 @@ def replacement(b: Builder, conversion: Conversion, functions: Sequence[onnx.Fun
     nodes = tuple(every[place] for place in needed(every, [output]))
     read = {name for node in nodes for name in node.input}
     initializers = tuple(tensor for tensor in b.initializers() if tensor.name in read)
-    further = () if whole is None else _shapes(b, whole, metadata)
-    return Replacement(output, nodes, initializers, tuple(functions), further, tuple(b.exposed))
-
-
-def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
-    made = []
-    for number, name in enumerate(projections.shapes):
-        part = Builder(b.qualified(f"shape_{number}"), opset=b.opset, compute_type=b.compute_type)
-        shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
-        sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(projections.query.out_features)]
-        part.concat(sizes, 0, "shape").name = name
-        made.append(Replacement(name, tuple(part.nodes(metadata)), tuple(part.initializers())))
-    return tuple(made)
+    shapes = list[Replacement]()
+    if whole is not None:
+        for name in whole.shapes:
+            part = Builder(b.qualified(f"shape_{len(shapes)}"), opset=b.opset, compute_type=b.compute_type)
+            shape = part.node("Shape", [part.tensor(whole.query.data)], "input_shape")
+            sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(whole.query.out_features)]
+            part.concat(sizes, 0, "shape").name = name
+            shapes.append(Replacement(name, tuple(part.nodes(metadata)), tuple(part.initializers())))
+    return Replacement(output, nodes, initializers, tuple(functions), tuple(shapes), tuple(b.exposed))

@@ -246,7 +246,8 @@ def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:
         is_bias = node("And", [node("Not", [before_bias], "not_before"), before_end], "is_bias")
         own = b.reshape(positions, (-1, 1), f"own{suffix}")
         mask = node("Or", [node("Equal", [own, positions], "diagonal"), is_bias], "mask")
-        return b.pattern(query, key, suffix, mask=mask)
+        unmasked = b.scores(query, key, suffix, "unmasked_")
+        return b.pattern(node("Where", [mask, unmasked, b.numbers("forbidden", -np.inf)], "scores"), suffix)
 
     return pattern
 
@@ -262,7 +263,7 @@ def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
         m = group.bias_tokens
         if m not in known:
             known[m] = positions.scores(columns, m, f"position_scores{suffix}")
-        return b.pattern(query, key, suffix, added=known[m])
+        return b.pattern(b.add(b.scores(query, key, suffix, "own_"), known[m], f"scores{suffix}"), suffix)
 
     return pattern
 
@@ -452,7 +453,7 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
         alone = b.unsqueeze(alone, 1, f"q_positions_one{suffix}")
         shape = b.integers(1, projections.query.out_features, 1, 1)
         both = b.concat([query, b.node("Expand", [alone, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
-        return b.pattern(both, b.concat([key, keys], 3, f"key{suffix}"), suffix)
+        return b.pattern(b.scores(both, b.concat([key, keys], 3, f"key{suffix}"), suffix), suffix)
 
     return in_place(b, conversion, attend_block(b, conversion, layout, read, pattern, count), data)
 
@@ -570,7 +571,7 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
             shape = b.concat([each, b.integers(m, dimension)], 0, f"k_bias{suffix}_shape")
             bias = b.node("Expand", [made.numbers(f"k_bias{suffix}", keys[1:]), shape], f"k_bias{suffix}_everywhere")
             key = b.concat([key, bias], 2, f"k{suffix}")
-        pattern = made.pattern(query, key, suffix, sizes=(None, None, neurons, 1 + m))
+        pattern = made.pattern(made.scores(query, key, suffix), suffix, (None, None, neurons, 1 + m))
         terms.append(_weighed(made, head, pattern, made.cast(z, b.compute_type, f"wide_v{suffix}"), suffix))
     return b.cast(add_groups(made, terms, groups), made.compute_type, "narrow_z")
 
