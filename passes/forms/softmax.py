@@ -92,7 +92,7 @@ class HeadWeights:
     def constants(self, group: Group, name: str) -> Tensor | None:
         """The part of W_V shared by all heads, [1, width, 1]: d on tokens, v_j on bias tokens; None if it is 0."""
         head = group.head
-        columns = self.layout.column(head.d, [token.value for token in head.bias_tokens])
+        columns = self.layout.column(head.d, head.constants[1:])
         return self.b.numbers(name, columns[None, :, None]) if columns.any() or head.c == 0.0 else None
 
     def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
@@ -288,7 +288,7 @@ def attend_block(
     projections, groups = conversion.whole_block, groups_of(conversion.program)
     neurons, dimension = projections.query.out_features, max(group.dimension for group in groups)
     weights = HeadWeights(b, layout, neurons, conversion.block.elem_type)
-    constants = any(group.head.d or any(token.value for token in group.head.bias_tokens) for group in groups)
+    constants = any(any(group.head.constants) for group in groups)
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
     z = weights.functional(projections.value, "W_V_first" if constants else "W_V") if projections.gated else y
     unbounded = weights.project(stream, weights.query(y, dimension), neurons, dimension, "q")
@@ -473,7 +473,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     groups = groups_of(program)
     query, width = projections.query, projections.output.out_features
     model, neurons = query.in_features, query.out_features
-    first = [query, projections.value] if projections.gated else [query]
+    first = {"linear_1_0": query, "linear_1_1": projections.value} if projections.gated else {"linear_1": query}
     made = neurons * len(first)
     hidden = made if direct else made + neurons
     layout, slots = _layout(conversion, groups), Positions(b, groups, conversion.options.positions)
@@ -485,11 +485,8 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
 
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     weights = HeadWeights(b, layout, neurons, elem_type)
-    names = ["linear_1_0", "linear_1_1"] if projections.gated else ["linear_1"]
-    values = [
-        weights.map(read, weights.functional(projection, f"W_V_{name}"), f"{name}_values")
-        for name, projection in zip(names, first, strict=True)
-    ]
+    functionals = ((name, weights.functional(each, f"W_V_{name}")) for name, each in first.items())
+    values = [weights.map(read, functional, f"{name}_values") for name, functional in functionals]
     linear = values[0] if len(values) == 1 else b.concat(values, 2, "linear_1_values")
     written = b.padded(attend_to_self(b, linear, made, d_head, alone, "linear_1"), start, hidden - made, "attn_out_1")
     stream = b.add(stream, written, "stream_1")
@@ -534,11 +531,11 @@ _LARGEST_VALUE = 2.0**20  # float32 rounds its logarithm by up to 4.8e-7
 
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
-    """The projections as plain matrices, by reference where they are not; the program in float32 where that does."""
+    """The projections as plain matrices, by reference where they are not; in float32 if that is enough."""
     prepared, program = with_projections(view, conversion), conversion.program
     # For large values, as of exp and ELU, float32 rounds the keys' offsets -ln(value) too much: half a unit in the last
     # place of an offset is the relative error of the product.
-    values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
+    values = [abs(value) for head in program.heads for value in head.constants]
     if not prepared.widened or program.double or max(values, default=0.0) > _LARGEST_VALUE:
         return prepared
     return replace(prepared, program=stored(program, np.float32, conditioned=True), double=False)
@@ -577,11 +574,10 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
 
 
 def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) -> Tensor:
-    constants = [head.d, *(token.value for token in head.bias_tokens)]
-    if not any(constants) and head.c:
+    if not any(head.constants) and head.c:
         parts = (1, len(head.bias_tokens)), (f"self_weight{suffix}", f"bias_weight{suffix}")
         return b.mul(b.split(pattern, *parts)[0] if head.bias_tokens else pattern, z, f"z{suffix}")
-    rows = [[head.c, head.d], *([0.0, token.value] for token in head.bias_tokens)]
+    rows = [[head.c, head.d], *([0.0, value] for value in head.constants[1:])]
     if not head.c:
         return b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", np.asarray(rows)[:, 1:])], f"z{suffix}")
     # One product for both: a short row of weights costs more to split than to multiply.

@@ -224,7 +224,7 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     # A constant k of h is the term k u of the gate, which is linear in what the values read.
     made = replace(program, name=f"{program.name}_gate", linear=program.constant, constant=0.0)
     # Bounded h, such as a sigmoid, has constant values, which u multiplies: no limit is needed.
-    constants = heads_over(head.logits, [head.d, *(token.value for token in head.bias_tokens)])
+    constants = heads_over(head.logits, head.constants)
     if head.c == 0.0 and program.linear == 0.0:
         return replace(made, heads=constants)
     # Pairs with a line keep their offsets; those of a steep key would be lost.
@@ -236,7 +236,7 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
         return _limit(replace(made, heads=(*constants, *line)), head, program.linear, arithmetic)
     # With the self key at logit 0, its two halves +-e g are exact, e being a power of two.
     (head,), small, half = (centred := _centred(program)).heads, arithmetic.small, math.log(0.5)
-    values = [head.c / small + head.d, -head.c / small + head.d, *(token.value for token in head.bias_tokens)]
+    values = [head.c / small + head.d, -head.c / small + head.d, *head.constants[1:]]
     heads = (*heads_over([(small, half), (-small, half), *head.logits[1:]], values), *line)
     return _limit(replace(made, heads=heads, max_error=centred.max_error), head, program.linear, arithmetic)
 
@@ -268,7 +268,7 @@ def limit_error(head: Head, linear: float, small: float, domain: float) -> float
     """
     g = grid(domain, Program("", (head,)))
     p, *others = head.weights(g)
-    rest = sum((weight * token.value for weight, token in zip(others, head.bias_tokens, strict=True)), np.zeros_like(g))
+    rest = sum((weight * v for weight, v in zip(others, head.constants[1:], strict=True)), np.zeros_like(g))
     x = (small * g) ** 2  # the series of A, B and T: their own formulas would lose all digits near 0
     a, b = x / 6.0 + x**2 / 120.0 + x**3 / 5040.0, x / 2.0 + x**2 / 24.0 + x**3 / 720.0
     t = -x / 3.0 + 2.0 * x**2 / 15.0 - 17.0 * x**3 / 315.0 + 62.0 * x**4 / 2835.0

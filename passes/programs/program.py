@@ -60,6 +60,11 @@ class Head:
     def logits(self) -> list[tuple[float, float]]:
         return [(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]
 
+    @property
+    def constants(self) -> tuple[float, ...]:
+        """The constant part of the value of every key, its own first."""
+        return self.d, *(token.value for token in self.bias_tokens)
+
     def logits_at(self, y: Array) -> Array:
         """The logits [keys, ...] at points [...], its own key first; finite for finite y."""
         slopes, offsets = np.array(self.logits).T
@@ -89,16 +94,14 @@ class Head:
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the head's output is `z multiple + constant`."""
         own, *others = self.weights(y)
-        values = [token.value for token in self.bias_tokens]
+        values = self.constants[1:]
         constant = sum((weight * value for weight, value in zip(others, values, strict=True)), own * self.d)
         return self.c * own, np.asarray(constant)
 
     @property
     def multiples(self) -> tuple[tuple[float, float], ...] | None:
         """All keys (slope, offset) in order, if all values are multiples of z; else None."""
-        if self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
-            return None
-        return tuple(sorted(self.logits))
+        return None if any(self.constants) else tuple(sorted(self.logits))
 
     @property
     def largest_factored(self) -> float:
@@ -222,12 +225,11 @@ class Line:
         A product of two softmaxes is one over all pairs of keys. If c is not 0, the self key of `head` becomes two
         heads, one per end of the line. Constant values need no line: they are heads over the keys of `head` alone.
         """
-        multiples = [head.d, *(token.value for token in head.bias_tokens)]
         ends = [head.c * value for _, _, value in self.keys[:2]]
         # Relative to the self key, which comes first: beside a steep slope, the line's would be rounded.
         relative = [(slope - head.beta, offset - head.gamma) for slope, offset in head.logits]
         pairs = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
-        return (*heads_over(pairs, ends), *heads_over(head.logits, multiples))
+        return (*heads_over(pairs, ends), *heads_over(head.logits, head.constants))
 
     def rounded(self, dtype: DTypeLike) -> Line:
         narrow = partial(narrowed, dtype=dtype)
