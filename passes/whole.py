@@ -508,7 +508,6 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     blocks = [each.whole_block for each in conversions]
     inside = frozenset(index for each in blocks for index in between(view, [each.query.data], [each.result]))
-
     cores = cores_of(reader, inside, [each.result for each in blocks])
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None
