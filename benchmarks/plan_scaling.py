@@ -26,8 +26,7 @@ import onnx
 
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
-from passes.match.blocks import Block, Finder
-from passes.match.names import Namer
+from passes.match.blocks import Block, Finder, Namer
 from passes.options import Options
 from passes.plan import apply, make_plan
 from rewriter import rewrite

@@ -191,7 +191,7 @@ def _weights(program: Program, y: Array) -> Iterator[Curve]:
     """The weights of each key; heads over the same keys are drawn once."""
     drawn: set[tuple[tuple[float, ...], ...]] = set()
     # A program with a line is drawn without it; one that is nothing else is the line.
-    heads = program.heads or program.attention
+    heads = program.heads or program.as_heads.heads
     for head in heads:
         keys = head.logits
         if tuple(sorted(keys)) in drawn:

@@ -78,7 +78,7 @@ def costs(program: Program, fewest: Program) -> str:
 
 
 def _size(program: Program) -> str:
-    return f"{len(program.attention)} × {program.bias_tokens + 1}"
+    return f"{len(program.as_heads.heads)} × {program.bias_tokens + 1}"
 
 
 def _asterisk(program: Program) -> str:

@@ -1,7 +1,4 @@
-"""Accounting: the parameters and work of a model's MLP blocks, and the number of heads that would replace them.
-
-Head counts are given for the form that the plan chose, with the cost of each form.
-"""
+"""Accounting: the parameters and work of a model's MLP blocks, and the heads that replace them in each form."""
 
 from __future__ import annotations
 
@@ -16,7 +13,8 @@ from passes.forms import FORMS, convert
 from passes.match.blocks import QUANTISING, Block, Dataflow
 from passes.match.linear import LINEAR_OPERATORS
 from passes.options import DEFAULT_MAX_TOKENS, FormOptions
-from passes.plan import Plan, own_attention
+from passes.plan import Plan
+from passes.whole import own_attention
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
 from rewriter.graph.walk import functions_with, reads

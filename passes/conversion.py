@@ -12,8 +12,7 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, LOCAL, FormOptions, Options
-from passes.programs.groups import stored
-from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program
+from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program, stored
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
 
@@ -71,14 +70,14 @@ class Conversion:
     @property
     def heads(self) -> int | None:
         neurons = self.block.neurons
-        return None if neurons is None else neurons * len(self.program.attention)
+        return None if neurons is None else neurons * len(self.program.as_heads.heads)
 
 
 def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError.
 
-    Form `local` takes the program with the fewest operations, and offsets of logits out of the exponentials
-    (docs/decisions/0003); others that with the fewest heads and keys, with softmax as in the paper.
+    Form `local` has the program with the fewest operations, and offsets of logits outside the exponentials
+    (docs/decisions/0003); other forms have the one with the fewest heads and keys, with softmax as in the paper.
     """
     factored = options.form == LOCAL
     opset, types = view.opsets.get("", 1), block.types
@@ -115,10 +114,8 @@ def _program(block: Block, options: Options, *, quick: bool) -> Program:
         what, rest = ("a gate with ", "; --gate product converts that alone") if gated else ("", "")
         raise LostError(f"no head program for {what}{identified.activation.name} yet{rest}", block.output)
     if options.accuracy is not None and program.max_error > options.accuracy:
-        asked = f"--accuracy asks for {options.accuracy:.2g}"
-        raise LostError(
-            f"the closest program, {program.name}, is off by {program.max_error:.2g}; {asked}", block.output
-        )
+        off, asked = f"is off by {program.max_error:.2g}", f"--accuracy asks for {options.accuracy:.2g}"
+        raise LostError(f"the closest program, {program.name}, {off}; {asked}", block.output)
     return program
 
 

@@ -1,9 +1,8 @@
-"""Activations that are not in the table, or have no program there: fitted at run time, once for each domain.
+"""Activations without a program in the table: fitted while planning, once per domain, deterministically and in seconds.
 
-The function is evaluated by the region's own nodes. A fit needs numpy only, is deterministic and takes seconds. Each
-kink gets a steep head (ReLU's limit). What remains gets one head whose keys are given (`_head`): they crowd towards
-jumps of the curvature, and its values are a linear least-squares problem. The smallest such head that is close enough
-is taken, otherwise the closest.
+The function is evaluated by the region's own nodes. Each kink gets a steep head (ReLU's limit), and the remainder one
+head with given keys (`_head`), denser near jumps of the curvature, whose values are a linear least-squares problem. The
+smallest such head within the tolerance is chosen, otherwise the closest.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from passes.programs.closed_forms import gate, needs_line, with_line
 from passes.programs.program import FACTORED, MARGIN, Arithmetic, Array, BiasToken, Head, Program, grid
 from passes.programs.solve import Function
 
-# Of a function that is known by its values alone, which `function` gives.
+# A function known by its values alone; `unnamed` sets `function`.
 UNNAMED = Activation("f", (), lambda y, _: np.full_like(y, np.nan), lambda _: None, None, usual=())
-MAX_DEFAULT_ERROR = 1e-5  # over max(1,
+MAX_DEFAULT_ERROR = 1e-5  # over max(1, |f|)
 _MAX_FLOAT32_ROUNDING = 4.0  # in tolerances; a fit that rounds by more is evaluated in float64
 _GATE_TOLERANCE = 8.0  # in tolerances: the bound on a gate's additional error is not sharp
 _ADVICE = "keep its product in the graph with --gate product"  # if a fit is not a gate
 DOMAIN_MARGIN = 1.5  # the domain of a fit relative to the largest |y| seen
-MAX_FIT_ERROR = 1e-3  # over the largest
+MAX_FIT_ERROR = 1e-3  # over the largest |f|
 _STEEPNESS = 2.0**40
 
 
@@ -82,10 +81,10 @@ def fitted(
 
 
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
-    """The smallest program found for `f` on |y| <= reach that is within the tolerance, or why there is none.
+    """The smallest program found for `f` on |y| <= reach within the tolerance, else the closest, or why there is none.
 
-    If there is none, the closest is returned if it is within `MAX_FIT_ERROR`; its `max_error` says how close it is. The
-    tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`.
+    The closest must be within `MAX_FIT_ERROR`. The tolerance is in units of max(1, largest |f|), but at most the
+    absolute error `allowed`.
     """
     if not 0.0 < reach < math.inf:
         return f"its domain |y| <= {reach:g} is not an interval; give --option domain=R"
@@ -127,8 +126,7 @@ def _with_measured_error(f: Function, program: Program, reach: float, size: floa
     """The program with its measured error and rounding, or why it is useless."""
     y = np.linspace(-reach, reach, 200_001)
     signed = program.evaluate(y) - _values(f, y)
-    # Between two points the error can exceed both by an eighth of its second difference. Around a kink of the function
-    # or of the program it may rise and fall between two of these points.
+    # Between two points the error can exceed both by an eighth of its second difference, and around a kink by more.
     error = float(np.max(np.abs(signed)) + np.max(np.abs(np.diff(signed, 2))) / 8.0)
     near = grid(reach, program)
     found = float(np.max(np.abs(program.evaluate(near) - _values(f, near))))
@@ -177,8 +175,7 @@ _WIDTHS = (0.7, 1.0, 1.4, 2.0, 2.8)
 _PADS = (0, 1, 2, 3)  # centres beyond either end
 _MIN_DISTANCES = (1e-2, 1e-3, 1e-4)  # from a jump of the curvature, over the length: centres crowd no closer
 _SINGULAR_CUTOFF = 1e-9
-"""Singular values below this, or below a thousandth of the tolerance, are dropped: the values that they produce are
-large and cancel, which costs digits, and gates."""
+"""Singular values below this, or a thousandth of the tolerance, are dropped: their values are large and cancel."""
 
 
 def _smallest_head(f: Function, reach: float, cuts: list[float], tolerance: float) -> Program:

@@ -1,7 +1,7 @@
-"""The plan: what will be converted, how, and why the rest is left.
+"""The plan: which blocks are converted, how, and why the others are not; lowering, which precedes it; `apply`.
 
-Planning changes nothing; `apply` turns a plan into a new model, and a dry run stops after the plan. A plan refers to
-nodes of its model by index, so that model must not change afterwards.
+Planning is pure; `apply` turns a plan into a new model. A plan refers to nodes of its model by index, so that model
+must not change afterwards.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.forms import FORMS, convert
-from passes.match.blocks import QUANTISING, Block, Finder, Left
-from passes.match.lower import Lowered, lower
-from passes.match.names import Namer
+from passes.match.blocks import QUANTISING, Block, Finder, Left, Namer
+from passes.match.linear import AFTER_LINEAR, LINEAR_OPERATORS
 from passes.options import ALREADY, WHOLE, FormOptions, Options
 from passes.record import Recognised, inline_values, recognise, with_record
-from passes.whole.cores import SCORING
-from passes.whole.network import Join, Whole, whole_for
+from passes.whole import Join, Reader, Whole, own_attention, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
-from rewriter.graph.edit import Replacement, splice
-from rewriter.graph.elementwise import MICROSOFT
+from rewriter.graph.edit import Replacement, inlined, splice
+from rewriter.graph.elementwise import MICROSOFT, NONLINEAR
+from rewriter.graph.fused import in_parts, saturating, with_parts
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import GraphView, LostError, Miss, Path, all_views
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, LostError, Miss, Path, all_views, key_of
+from rewriter.graph.walk import all_graphs, functions_with, is_external
 
 _NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
 
@@ -57,7 +57,7 @@ class Plan:
 def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_values) -> Plan:
     """Find the blocks of `model`, with fused operators and local functions expanded, and decide about each.
 
-    Fused operators outside converted blocks stay, unless the user wants experts expanded. `read` reads tensors.
+    Fused operators outside converted blocks are kept, except experts that the user wants expanded.
     """
     recognised = recognise(model, read)
     model = with_plain_experts(model) if options.lower_experts else model
@@ -74,7 +74,8 @@ def _through_network(plan: Plan, read: Read) -> Plan:
     others = [f"'{entry.name}' is left" for entry in plan.left if entry.block is not None]
     others += [f"'{each.block.name}' is in a body of control flow" for each in plan.conversions if each.block.path]
     try:
-        whole = whole_for(plan.model, plan.views[0], plan.conversions, others, read, plan.options.forms.max_tokens)
+        reader = Reader(plan.model, plan.views[0], read)
+        whole = whole_for(reader, plan.conversions, others, plan.options.forms.max_tokens)
     except LostError as lost:
         miss = Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
         left = [Left.of(each.block, miss) for each in plan.conversions]
@@ -131,7 +132,9 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
             miss = Miss(ALREADY, made.output)
             left.append(Left(made.name, view.where, made.identified.label, "", "", miss))
         for block in blocks:
-            decision = _excluded(block, options) or convert(view, block, options)
+            named = [any(fnmatchcase(block.name, glob) for glob in globs) for globs in (options.only, options.skip)]
+            why = "not chosen by --only" if options.only and not named[0] else "left by --skip" if named[1] else ""
+            decision = Miss(why, block.output) if why else convert(view, block, options)
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
@@ -168,22 +171,54 @@ def _tensors_of_blocks(plan: Plan) -> frozenset[str]:
     return frozenset(names)
 
 
-def _excluded(block: Block, options: Options) -> Miss | None:
-    chosen, skipped = (any(fnmatchcase(block.name, glob) for glob in globs) for globs in (options.only, options.skip))
-    why = "not chosen by --only" if options.only and not chosen else "left by --skip" if skipped else ""
-    return Miss(why, block.output) if why else None
+# -- lowering: fused operators expanded, and local functions inlined that hide parts of MLP blocks --------------------
+
+# Operators for which a local function is inlined: exporters wrap modules, or single activations, in functions.
+# Activations are spelled with the last three alone.
+_PARTS_OF_BLOCKS = {*(operator for _, operator in LINEAR_OPERATORS), *NONLINEAR, "Abs", "Max", "Where"}
 
 
-def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:
-    """(heads, d_head) of the first attention that states them, from the query before its softmax."""
-    for view in views:
-        made = recognised.nodes(view)
-        for index, node in enumerate(view.nodes):
-            if node.op_type != "Softmax" or index in made:
-                continue
-            for maker in map(view.made_by, view.back(node.input[0], SCORING)):
-                product = maker is not None and maker.op_type in ("MatMul", "FusedMatMul")
-                shape = (view.type_of(maker.input[0]).shape if maker is not None and product else None) or ()
-                if len(shape) == 4 and isinstance(shape[3], int):
-                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - sum(recognised.stream or ())
-    return None, None
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered model (the original if unchanged), the outputs of expanded operators and the inlined functions."""
+
+    model: onnx.ModelProto
+    fused: frozenset[str]
+    inlined: tuple[str, ...]
+
+
+def lower(
+    model: onnx.ModelProto, keep: frozenset[str] = frozenset(), *, whole: frozenset[tuple[str, str]] = frozenset()
+) -> Lowered:
+    """Lower `model`, except fused operators with the outputs `keep` and functions `whole`, heads of an earlier run."""
+    # Functions that contain a linear operator or an activation, or call such a function.
+    known = (*ONNX_DOMAINS, MICROSOFT)
+    functions = sorted(
+        functions_with(model, lambda each: each.op_type in _PARTS_OF_BLOCKS and each.domain in known, whole)
+    )
+    try:
+        model = inlined(model, functions) if functions else model
+    except RuntimeError:  # onnx refuses functions of another operator set, whose nodes would get another meaning
+        functions = []
+    # By the identity of nodes, which are held: a body may have a tensor of the same name.
+    fused: dict[int, tuple[onnx.NodeProto, list[onnx.NodeProto]]] = {}
+    for graph in all_graphs(model.graph):
+        relus = _dropped_relus(graph)
+        for node in graph.node:
+            parts = in_parts(node, relus)
+            if parts != [node] and node.output[0] not in keep:
+                fused[id(node)] = node, parts
+    lowered = with_parts(model, lambda node: fused[id(node)][1] if id(node) in fused else None)
+    names = frozenset(node.output[0] for node, _ in fused.values())
+    return Lowered(lowered, names, tuple(f"{domain}::{name}" for domain, name in functions))
+
+
+def _dropped_relus(graph: onnx.GraphProto) -> frozenset[str]:
+    """Projections whose quantiser also acts as a Relu."""
+    given = {value.name for value in graph.input}
+    low = saturating(graph, lambda each: None if is_external(each) else onnx.numpy_helper.to_array(each), given)
+    linear, found = set[str](), set[str]()
+    for node in graph.node if low else ():
+        if key_of(node) in LINEAR_OPERATORS or (node.op_type in AFTER_LINEAR and not linear.isdisjoint(node.input)):
+            (found if node.output[0] in low else linear).update(node.output)
+    return frozenset(found)

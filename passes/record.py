@@ -4,10 +4,9 @@ It is the `Conversion` of every block, field by field:
 
     {"version": 2, "options": {"form": "compact"}, "blocks": [{"program": {...}, ...}]}
 
-with the options of the last run. Real numbers are hexadecimal floats; what is at its default is left out. A plan is a
-claim: `read_record` checks shape and types alone. A block counts as heads (`recognise`) if its program computes the
-activation that the plan names, and if the file has exactly the nodes and constants that the form emits for it.
-Otherwise the plan is ignored with a note.
+with the options of the last run. Real numbers are hexadecimal floats; defaults are omitted. `read_record` checks shape
+and types alone. A block counts as heads (`recognise`) if its program computes the activation that the plan names, and
+if the file has exactly the nodes and constants that the form emits for it. Otherwise the plan is ignored with a note.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Recognised:
-    """The heads of earlier runs in a model; the notes say what was ignored, and why."""
+    """The heads of earlier runs in a model; the notes state what was ignored, and why."""
 
     blocks: tuple[Made, ...] = ()
     notes: tuple[str, ...] = ()
@@ -307,7 +306,7 @@ def with_operators(view: GraphView, flow: Dataflow, conversion: Conversion) -> B
     block = replace(conversion.block, where=view.where)
     if conversion.projections is not None:
         return block
-    first = tuple(each for leaf in dict.fromkeys((block.gate, block.value)) for each in flow.leaf(leaf).operators)
+    first = flow.operators_of((block.gate, block.value))
     return replace(block, first=first, second=tuple(_readers(view, flow, block.output)))
 
 

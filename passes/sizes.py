@@ -1,8 +1,7 @@
 """Shapes of all tensors at sizes that a caller chooses for symbolic dimensions.
 
-Exporters compute the shape operand of a Reshape from other shapes. Computed once at these sizes, it says which axis
-holds the tokens afterwards, and onnx infers the rest, one node at a time. What inference does not know is taken from
-the types that the file declares.
+Exporters compute the shape operand of a Reshape from other shapes; evaluated at these sizes, it shows which axis holds
+the tokens. onnx infers the other shapes, one node at a time; the rest is as the file declares.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from math import prod
 import numpy as np
 import onnx
 
+from rewriter.evaluate.scalar import BROADCAST
 from rewriter.graph.constants import Constants, Read, small
 from rewriter.graph.types import Dim, declared_types, inferred_graph, skeleton_of, type_of
 from rewriter.graph.view import GraphView
 
 TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
-BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 

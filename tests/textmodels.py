@@ -16,8 +16,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from passes.match.blocks import Block, Finder, Left
-from passes.match.names import Namer
+from passes.match.blocks import Block, Finder, Left, Namer
 from passes.options import Options
 from rewriter.graph.view import all_views
 

@@ -21,7 +21,7 @@ from passes.forms.softmax import (
 )
 from passes.match.blocks import Block
 from passes.options import LOCAL, WHOLE, Options
-from passes.programs.groups import groups_of
+from passes.programs.program import groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView, LostError, Miss
 

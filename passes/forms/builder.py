@@ -15,7 +15,6 @@ import onnx
 from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
-from passes.match.projections import Projections
 from passes.programs.program import LARGEST_QUERY
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
@@ -37,8 +36,7 @@ class Builder(Fragment):
         self.exposed: list[onnx.ValueInfoProto] = []
         self.opset = opset
         self._wanted = wanted
-        self._integers: dict[str, Constant] = {}
-        self._numbers: dict[tuple[str, int], Constant] = {}
+        self._known: dict[tuple[str, np.dtype[Any]], Constant] = {}
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> Builder:
@@ -67,16 +65,17 @@ class Builder(Fragment):
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
         """A constant in the type of the arithmetic, created once per name."""
-        key = self.qualified(name), self.compute_type
-        if key not in self._numbers:
-            self._numbers[key] = self.constant(name, np.asarray(values, dtype=self.dtype))
-        return self._numbers[key]
+        return self._once(name, np.asarray(values, dtype=self.dtype))
 
     def integers(self, *values: int) -> Constant:
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
-        if self.qualified(name) not in self._integers:
-            self._integers[self.qualified(name)] = self.constant(name, np.asarray(values, dtype=np.int64))
-        return self._integers[self.qualified(name)]
+        return self._once(name, np.asarray(values, dtype=np.int64))
+
+    def _once(self, name: str, values: np.ndarray) -> Constant:
+        key = self.qualified(name), values.dtype
+        if key not in self._known:
+            self._known[key] = self.constant(name, values)
+        return self._known[key]
 
     def renamed(self, tensor: Variable, name: str) -> Variable:
         tensor.name = self.qualified(name)
@@ -84,6 +83,18 @@ class Builder(Fragment):
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
         return self.cast(self.tensor(tensor), elem_type, name)
+
+    def add(self, x: Tensor, y: Tensor, name: str) -> Variable:
+        return self.node("Add", [x, y], name)
+
+    def sub(self, x: Tensor, y: Tensor, name: str) -> Variable:
+        return self.node("Sub", [x, y], name)
+
+    def mul(self, x: Tensor, y: Tensor, name: str) -> Variable:
+        return self.node("Mul", [x, y], name)
+
+    def div(self, x: Tensor, y: Tensor, name: str) -> Variable:
+        return self.node("Div", [x, y], name)
 
     def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
         same = elem_type == self.compute_type
@@ -121,11 +132,10 @@ class Builder(Fragment):
         return self.node("Slice", [tensor, self.integers(start), end, self.integers(axis)], name)
 
     def total(self, terms: Sequence[Tensor], name: str) -> Tensor:
-        # One addition after another: onnxruntime's CPU kernel of Sum runs on one thread and copies, so that a sum of
-        # three takes three times as long as two additions.
+        # Not Sum: onnxruntime's CPU kernel is single-threaded and copies, so a sum of three takes three times as long.
         made = terms[0]
         for number, term in enumerate(terms[1:], start=1):
-            made = self.node("Add", [made, term], f"{name}_{number}" if number < len(terms) - 1 else name)
+            made = self.add(made, term, f"{name}_{number}" if number < len(terms) - 1 else name)
         return made
 
     def split(self, tensor: Tensor, sizes: tuple[int, int], names: tuple[str, str]) -> tuple[Variable, Variable]:
@@ -164,24 +174,13 @@ class Builder(Fragment):
         """Columns of zeros before and after a tensor of three axes."""
         return self.node("Pad", [tensor, self.integers(0, 0, before, 0, 0, after)], name)
 
-    def pattern(
-        self,
-        query: Tensor,
-        key: Tensor,
-        suffix: str = "",
-        *,
-        mask: Tensor | None = None,
-        added: Tensor | None = None,
-        sizes: Sequence[int | None] = (None, None, None, None),
-    ) -> Variable:
-        """The softmax of query key^T + `added`, [..., queries, keys] of `sizes`; 0 where `mask` is False."""
+    def scores(self, query: Tensor, key: Tensor, suffix: str, kind: str = "") -> Variable:
+        """query key^T, [batch, heads, queries, keys]."""
         turned = self.transpose(key, (0, 1, 3, 2), f"key_transposed{suffix}")
-        made = "unmasked_" if mask is not None else "own_" if added is not None else ""
-        scores = self.node("MatMul", [query, turned], f"{made}scores{suffix}")
-        if mask is not None:
-            scores = self.node("Where", [mask, scores, self.numbers("forbidden", -np.inf)], f"scores{suffix}")
-        if added is not None:
-            scores = self.node("Add", [scores, added], f"scores{suffix}")
+        return self.node("MatMul", [query, turned], f"{kind}scores{suffix}")
+
+    def pattern(self, scores: Tensor, suffix: str, sizes: Sequence[int | None] = (None, None, None, None)) -> Variable:
+        """The softmax of scores of `sizes`."""
         self.expose("scores", scores, sizes)
         result = self.node("Softmax", [scores], f"pattern{suffix}", axis=3)
         self.expose("pattern", result, sizes)
@@ -204,16 +203,12 @@ def replacement(b: Builder, conversion: Conversion, functions: Sequence[onnx.Fun
     nodes = tuple(every[place] for place in needed(every, [output]))
     read = {name for node in nodes for name in node.input}
     initializers = tuple(tensor for tensor in b.initializers() if tensor.name in read)
-    further = () if whole is None else _shapes(b, whole, metadata)
-    return Replacement(output, nodes, initializers, tuple(functions), further, tuple(b.exposed))
-
-
-def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
-    made = []
-    for number, name in enumerate(projections.shapes):
-        part = Builder(b.qualified(f"shape_{number}"), opset=b.opset, compute_type=b.compute_type)
-        shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
-        sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(projections.query.out_features)]
-        part.concat(sizes, 0, "shape").name = name
-        made.append(Replacement(name, tuple(part.nodes(metadata)), tuple(part.initializers())))
-    return tuple(made)
+    shapes = list[Replacement]()
+    if whole is not None:
+        for name in whole.shapes:
+            part = Builder(b.qualified(f"shape_{len(shapes)}"), opset=b.opset, compute_type=b.compute_type)
+            shape = part.node("Shape", [part.tensor(whole.query.data)], "input_shape")
+            sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(whole.query.out_features)]
+            part.concat(sizes, 0, "shape").name = name
+            shapes.append(Replacement(name, tuple(part.nodes(metadata)), tuple(part.initializers())))
+    return Replacement(output, nodes, initializers, tuple(functions), tuple(shapes), tuple(b.exposed))

@@ -1,13 +1,11 @@
 """Form `local`: every query is scored against exactly its own key and the bias keys (docs/forms.md).
 
 The nodes replace the activation region: pre-activations are the queries. W1 and W2 stay in the graph as the heads'
-stacked projections and are never read, so they may be anything linear. In a gate, the self values are the line g as
-attention, and the heads' output is multiplied by the gate's value.
+stacked projections and are never read, so they may be anything linear.
 
-A small offset of a logit (`passes.programs.program.FACTORED`) becomes a factor of the key's weight, since a logit is
-rounded in proportion to its magnitude. The largest logit is subtracted first; where the self logit is 0 and each side
-has at most one, steep bias token, logits relative to self are clipped instead (`centred`). No exponential of a steep
-key is denormal: onnxruntime's Exp takes ten times as long for these. Operators are those of opset 7, and Gather.
+The largest logit is subtracted first; where the self logit is 0 and each side has at most one, steep bias token, logits
+relative to self are clipped instead (`centred`). No exponential of a steep key is denormal: onnxruntime's Exp takes ten
+times as long for these. Operators are those of opset 7, and Gather.
 """
 
 from __future__ import annotations
@@ -23,8 +21,21 @@ from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
-from passes.programs.groups import SharedKey, by_keys, group_of, progression_of
-from passes.programs.program import FACTORED, HIGHEST, LOWEST, REACH, BiasToken, Head, Line, Powers, Program
+from passes.programs.program import (
+    FACTORED,
+    HIGHEST,
+    LOWEST,
+    REACH,
+    BiasToken,
+    Head,
+    Line,
+    Powers,
+    Program,
+    SharedKey,
+    by_keys,
+    group_of,
+    progression_of,
+)
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -64,10 +75,10 @@ def zero_bias(b: Builder, inputs: Inputs, *, steep: bool) -> Variable:
     FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
     """
     # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
-    logit = b.node("Neg", [b.node("Mul", [inputs["query"], inputs["key"]], "logit")], "bias_logit")
+    logit = b.node("Neg", [b.mul(inputs["query"], inputs["key"], "logit")], "bias_logit")
     bias_weight = b.node("Exp", [_normal(b, logit, "bias") if steep else logit], "bias_weight")
-    total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
-    return b.node("Div", [inputs["value"], total], "output")
+    total = b.add(b.numbers("self_weight", 1.0), bias_weight, "total_weight")
+    return b.div(inputs["value"], total, "output")
 
 
 def own_keys(b: Builder, inputs: Inputs, *, bias_tokens: int, silent: tuple[int, ...]) -> Variable:
@@ -90,18 +101,18 @@ def own_keys(b: Builder, inputs: Inputs, *, bias_tokens: int, silent: tuple[int,
             shares.append(b.node("Exp", [near], f"{name}_share"))
     else:
         query = b.bounded(inputs["query"], "finite_query")
-        logits = [b.node("Mul", [query, inputs["key"]], "self_logit")]
+        logits = [b.mul(query, inputs["key"], "self_logit")]
         logits += [_logit(b, inputs, BIAS_ARRAYS, query, j, name) for j, name in enumerate(names)]
         # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
         ends = logits if steep or bias_tokens == 1 else [logits[0], logits[1], logits[-1]]
         own, *shares = _shares(b, logits, ends, ["self", *names], steep=steep)
-        weights, parts = [own], [b.node("Mul", [own, inputs["value"]], "self_part")]
+        weights, parts = [own], [b.mul(own, inputs["value"], "self_part")]
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
-        weights.append(b.node("Mul", [share, b.entry(inputs, "bias_weight", j)], f"{name}_weight"))
+        weights.append(b.mul(share, b.entry(inputs, "bias_weight", j), f"{name}_weight"))
         if j not in silent:
-            parts.append(b.node("Mul", [share, b.entry(inputs, "bias_part", j)], f"{name}_part"))
+            parts.append(b.mul(share, b.entry(inputs, "bias_part", j), f"{name}_part"))
     total = b.total(weights, "total_weight")
-    return b.node("Div", [b.total(parts, "weighted_sum"), total], "output")
+    return b.div(b.total(parts, "weighted_sum"), total, "output")
 
 
 def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variable:
@@ -117,12 +128,12 @@ def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variabl
     shares = _shares(b, logits, logits, names, steep=False)
     weights, parts = list[Tensor](), list[Tensor]()
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
-        weights.append(b.node("Mul", [share, b.entry(inputs, "weights", j)], f"{name}_weight"))
+        weights.append(b.mul(share, b.entry(inputs, "weights", j), f"{name}_weight"))
         if j < heads:
-            parts.append(b.node("Mul", [share, b.entry(inputs, "parts", j)], f"{name}_part"))
+            parts.append(b.mul(share, b.entry(inputs, "parts", j), f"{name}_part"))
     total = b.total(weights, "total_weight")
-    mean = b.node("Div", [b.total(parts, "weighted_sum"), total], "mean")
-    return b.node("Mul", [inputs["value"], mean], "output")
+    mean = b.div(b.total(parts, "weighted_sum"), total, "mean")
+    return b.mul(inputs["value"], mean, "output")
 
 
 def line_of(b: Builder, inputs: Inputs, *, pairs: int, middle: bool) -> Variable:
@@ -133,19 +144,19 @@ def line_of(b: Builder, inputs: Inputs, *, pairs: int, middle: bool) -> Variable
     value 0. query: [..., heads]; step: a scalar; rates, weights: of the mirrored pairs, that of 0 and 1 first.
     """
     one = b.numbers("self_share", 1.0)
-    score = b.node("Mul", [inputs["query"], inputs["step"]], "score")
+    score = b.mul(inputs["query"], inputs["step"], "score")
     logit = b.clipped(score, (-HIGHEST, -LOWEST), "logit")
     last = b.node("Exp", [logit], "last_share")
-    both = b.node("Add", [last, one], "ends_share")
-    total = b.node("Mul", [both, b.entry(inputs, "weights", 0)], "ends_weight")
+    both = b.add(last, one, "ends_share")
+    total = b.mul(both, b.entry(inputs, "weights", 0), "ends_weight")
     for j in range(1, pairs + middle + 1):
-        near = b.node("Exp", [b.node("Mul", [logit, b.entry(inputs, "rates", j)], f"logit_{j}")], f"share_{j}")
+        near = b.node("Exp", [b.mul(logit, b.entry(inputs, "rates", j), f"logit_{j}")], f"share_{j}")
         if j <= pairs:
-            mirrored = b.node("Div", [last, near], f"mirrored_share_{j}")
-            near = b.node("Add", [near, mirrored], f"shares_{j}")
-        weight = b.node("Mul", [near, b.entry(inputs, "weights", j)], f"weight_{j}")
-        total = b.node("Add", [total, weight], f"total_{j}")
-    return b.node("Div", [b.node("Sub", [one, last], "values"), total], "output")
+            mirrored = b.div(last, near, f"mirrored_share_{j}")
+            near = b.add(near, mirrored, f"shares_{j}")
+        weight = b.mul(near, b.entry(inputs, "weights", j), f"weight_{j}")
+        total = b.add(total, weight, f"total_{j}")
+    return b.div(b.sub(one, last, "values"), total, "output")
 
 
 def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variable:
@@ -159,24 +170,24 @@ def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variab
     # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
     share = b.node("Exp", [b.clipped(_stepped(b, inputs), (-np.inf, REACH), "logit")], "share")
     inverse = b.node("Reciprocal", [share], "inverse_share")
-    z = b.node("Add", [share, inverse], "z")
+    z = b.add(share, inverse, "z")
 
     def fraction(j: int, above: Tensor) -> Variable:
-        return b.node("Div", [b.entry(inputs, "parts", j), above], f"fraction_{j}")
+        return b.div(b.entry(inputs, "parts", j), above, f"fraction_{j}")
 
     def level(j: int) -> Variable:
-        return b.node("Add", [z, b.entry(inputs, "shifts", j)], f"level_{j}")
+        return b.add(z, b.entry(inputs, "shifts", j), f"level_{j}")
 
     terms: list[Tensor] = [inputs["base"]] if "base" in inputs else []
     terms += [fraction(j, level(j)) for j in range(singles)]
     for j in range(singles, singles + 2 * pairs, 2):
-        terms.append(fraction(j, b.node("Add", [level(j), fraction(j + 1, level(j + 1))], f"pair_{j}")))
+        terms.append(fraction(j, b.add(level(j), fraction(j + 1, level(j + 1)), f"pair_{j}")))
     shared = terms[0]
     for j, term in enumerate(terms[1:], start=1):
-        shared = b.node("Add", [shared, term], f"shared_weight_{j}")
-    own, other = b.node("Add", [share, shared], "own_weight"), b.node("Add", [inverse, shared], "other_weight")
-    mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
-    return b.node("Mul", [inputs["value"], mean], "output")
+        shared = b.add(shared, term, f"shared_weight_{j}")
+    own, other = b.add(share, shared, "own_weight"), b.add(inverse, shared, "other_weight")
+    mean = b.div(own, b.add(own, other, "total_weight"), "mean")
+    return b.mul(inputs["value"], mean, "output")
 
 
 def progression_over(b: Builder, inputs: Inputs, *, keys: int, steep: bool) -> Variable:
@@ -191,17 +202,17 @@ def progression_over(b: Builder, inputs: Inputs, *, keys: int, steep: bool) -> V
     share = b.node("Exp", [b.clipped(_stepped(b, inputs), ends, "logit")], "share")
     others = share
     for j in reversed(range(1, keys - 1)):
-        inner = b.node("Add", [others, b.entry(inputs, "weights", j)], f"weights_from_{j}")
-        others = b.node("Mul", [inner, share], f"shares_from_{j}")
-    total = b.node("Add", [others, b.entry(inputs, "weights", 0)], "total_weight")
-    weighted = b.node("Add", [others, inputs["part"]], "weighted_sum") if "part" in inputs else others
-    return b.node("Mul", [inputs["value"], b.node("Div", [weighted, total], "mean")], "output")
+        inner = b.add(others, b.entry(inputs, "weights", j), f"weights_from_{j}")
+        others = b.mul(inner, share, f"shares_from_{j}")
+    total = b.add(others, b.entry(inputs, "weights", 0), "total_weight")
+    weighted = b.add(others, inputs["part"], "weighted_sum") if "part" in inputs else others
+    return b.mul(inputs["value"], b.div(weighted, total, "mean"), "output")
 
 
 def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j: int, name: str) -> Variable:
     slope, _, _, offset = arrays
-    score = b.node("Mul", [query, b.entry(inputs, slope, j)], f"{name}_score")
-    return b.node("Add", [score, b.entry(inputs, offset, j)], f"{name}_logit") if offset in inputs else score
+    score = b.mul(query, b.entry(inputs, slope, j), f"{name}_score")
+    return b.add(score, b.entry(inputs, offset, j), f"{name}_logit") if offset in inputs else score
 
 
 def _shares(
@@ -209,13 +220,13 @@ def _shares(
 ) -> list[Variable]:
     top, shares = b.node("Max", largest, "largest_logit"), []
     for name, logit in zip(names, logits, strict=True):
-        shifted = b.node("Sub", [logit, top], f"{name}_shifted")
+        shifted = b.sub(logit, top, f"{name}_shifted")
         shares.append(b.node("Exp", [_normal(b, shifted, name) if steep else shifted], f"{name}_share"))
     return shares
 
 
 def _stepped(b: Builder, inputs: Inputs) -> Tensor:
-    return b.node("Mul", [inputs["query"], inputs["step"]], "score") if "step" in inputs else inputs["query"]
+    return b.mul(inputs["query"], inputs["step"], "score") if "step" in inputs else inputs["query"]
 
 
 def _lowest(b: Builder) -> float:
@@ -234,60 +245,50 @@ def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
 
 class _Emitter:
     def __init__(self, view: GraphView, conversion: Conversion) -> None:
-        self._conversion = conversion
+        self._conversion, self._double = conversion, conversion.double
         self._b = Builder.of(view, conversion)
         self._functions: list[onnx.FunctionProto] = []
-        self._double = conversion.compute_type == onnx.TensorProto.DOUBLE
 
     def run(self) -> Replacement:
-        b, block = self._b, self._conversion.block
+        b, block, program = self._b, self._conversion.block, self._conversion.program
         query = b.read(block.gate, block.gate_type, "query")
         source = query if block.value == block.gate else b.read(block.value, block.value_type, "value")
-        result = self._program(query, source)
-        # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
-        if block.elem_type != b.compute_type:
-            result = b.node("Cast", [b.renamed(result, "wide_output")], "narrowed", to=int(block.elem_type))
-        result.name = block.output
-        return replacement(b, self._conversion, self._functions)
-
-    def _program(self, query: Tensor, source: Tensor) -> Variable:
-        b, program, block = self._b, self._conversion.program, self._conversion.block
         own = source if program.line is None else self._line(program.line, query)
         if program.powers is not None:
             result = self._powers(program.powers, query, own)
         elif program.heads:
             result = self._sum(program, query, own)
         else:
-            result = b.node("Mul", [own, b.numbers("linear_factor", program.linear)], "linear")
-        if program.line is None:
-            return result
-        if block.value == block.gate and len(program.heads) == 1:
-            source = self._finite(program.heads[0], source, "gated_value", zeros=True)
-        return b.node("Mul", [source, b.renamed(result, "weight_of_value")], "gated")
+            result = b.mul(own, b.numbers("linear_factor", program.linear), "linear")
+        if program.line is not None:
+            if block.value == block.gate and len(program.heads) == 1:
+                source = self._finite(program.heads[0], source, "gated_value", zeros=True)
+            result = b.mul(source, b.renamed(result, "weight_of_value"), "gated")
+        # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
+        if block.elem_type != b.compute_type:
+            result = b.node("Cast", [b.renamed(result, "wide_output")], "narrowed", to=int(block.elem_type))
+        result.name = block.output
+        return replacement(b, self._conversion, self._functions)
 
     def _line(self, line: Line, query: Tensor) -> Variable:
         nodes = [(0.0, line.end), *line.pairs, *([(0.5, line.middle)] if line.middle else [])]
         # The step divides the whole, so the sum of weights takes it as a factor, which is exact.
-        inputs: dict[str, Tensor] = {
-            "query": query,
-            "step": self._b.numbers("line_step", -line.step),
-            "rates": self._b.numbers("line_rates", [rate for rate, _ in nodes]),
-            "weights": self._b.numbers("line_weights", [line.step * weight for _, weight in nodes]),
-        }
+        weights = [line.step * weight for _, weight in nodes]
+        given = self._constants("line_", step=-line.step, rates=[rate for rate, _ in nodes], weights=weights)
+        inputs: dict[str, Tensor] = {"query": query, **given}
         name = f"NeuronLine_{2 * len(line.pairs) + 2 + bool(line.middle)}"
         made = self._attend("line/", line_of, name, inputs, pairs=len(line.pairs), middle=bool(line.middle))
         return self._b.renamed(made, "line")
 
     def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
-        step, base, pairs = powers.step != 1.0, powers.base != 0.0, powers.pairs
-        given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
-        given |= ({"step": powers.step} if step else {}) | ({"base": powers.base} if base else {})
-        inputs = {"query": query, "value": own, **self._constants("", given)}
-        singles = len(powers.parts) - 2 * pairs
+        pairs, singles = powers.pairs, len(powers.parts) - 2 * powers.pairs
+        step, base = powers.step if powers.step != 1.0 else None, powers.base or None
+        given = self._constants("", parts=powers.parts, shifts=powers.shifts, step=step, base=base)
+        inputs = {"query": query, "value": own, **given}
         name = f"NeuronPowers_{2 * singles + 4 * pairs + 3}"
-        name = _named(name, **{str(pairs): pairs > 0}, step=step, base=base)
+        name = _named(name, **{str(pairs): pairs > 0}, step="step" in given, base="base" in given)
         result = self._attend("", powers_of, name, inputs, singles=singles, pairs=pairs)
-        return result if powers.factor == 1.0 else self._times(result, powers.factor, "")
+        return self._times(result, powers.factor, "")
 
     def _sum(self, program: Program, query: Tensor, source: Tensor) -> Variable:
         groups, linear = by_keys(program)
@@ -300,17 +301,18 @@ class _Emitter:
                 term = self._shared(prefix, group, query, source)
             else:
                 plain = group_of(group)
-                term = self._plain_head(prefix, plain.head, query, source)
-                term = term if plain.factor == 1.0 else self._times(term, plain.factor, prefix)
+                term = self._times(self._plain_head(prefix, plain.head, query, source), plain.factor, prefix)
             terms.append(self._b.renamed(term, f"{prefix}output"))
         total = terms[0]
         for number, term in enumerate([*terms[1:], *rest], start=1):
-            total = self._b.node("Add", [total, term], f"sum_{number}")
+            total = self._b.add(total, term, f"sum_{number}")
         return total
 
     def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
+        if factor == 1.0:
+            return result
         unscaled, number = self._b.renamed(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
-        return self._b.node("Mul", [unscaled, number], f"{prefix}scaled")
+        return self._b.mul(unscaled, number, f"{prefix}scaled")
 
     def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor) -> Variable:
         plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
@@ -352,9 +354,7 @@ class _Emitter:
         progression = progression_of(keys, self._b.dtype)
         if progression is not None:
             step, weights, part = progression
-            given: dict[str, ArrayLike] = {"weights": weights}
-            given |= ({"step": step} if step != 1.0 else {}) | ({"part": part} if part != 0.0 else {})
-            inputs |= self._constants(prefix, given)
+            inputs |= self._constants(prefix, weights=weights, step=step if step != 1.0 else None, part=part or None)
             count, steep = len(weights) + 1, abs(step) > _STEEP_SLOPE
             name = _named(f"NeuronProgression_{count}", step=step != 1.0, steep=steep, valued=part != 0.0)
             return self._attend(prefix, progression_over, name, inputs, keys=count, steep=steep)
@@ -369,10 +369,11 @@ class _Emitter:
     ) -> dict[str, Constant]:
         columns = zip(names, ("slope", "weight", "part", "offset"), (True, True, parts, offsets), strict=True)
         given = {name: [getattr(key, column) for key in keys] for name, column, wanted in columns if wanted}
-        return self._constants(prefix, given)
+        return self._constants(prefix, **given)
 
-    def _constants(self, prefix: str, given: Mapping[str, ArrayLike]) -> dict[str, Constant]:
-        return {name: self._b.numbers(f"{prefix}{name}", values) for name, values in given.items()}
+    def _constants(self, prefix: str, **given: ArrayLike | None) -> dict[str, Constant]:
+        held = ((name, values) for name, values in given.items() if values is not None)
+        return {name: self._b.numbers(f"{prefix}{name}", values) for name, values in held}
 
     def _attend(self, prefix: str, spelling: Spelling, name: str, inputs: Inputs, **given: Any) -> Variable:
         if self._conversion.inline:
@@ -386,6 +387,6 @@ class _Emitter:
         b = self._b
         if factor == 0.0:
             return b.numbers(name, offset)
-        scaled = tensor if factor == 1.0 else b.node("Mul", [tensor, b.numbers(f"{name}_factor", factor)], name)
+        scaled = tensor if factor == 1.0 else b.mul(tensor, b.numbers(f"{name}_factor", factor), name)
         shifted = f"{name}_shifted"
-        return scaled if offset == 0.0 else b.node("Add", [scaled, b.numbers(f"{name}_offset", offset)], shifted)
+        return scaled if offset == 0.0 else b.add(scaled, b.numbers(f"{name}_offset", offset), shifted)

@@ -1,24 +1,14 @@
 """Forms `compact`, `masked`, `maskless`, `staged` and `whole`: attention sublayers whose heads have a softmax.
 
-In `masked`, `maskless`, `staged` and `whole` (docs/forms.md), each MLP is attention sublayers over N tokens and m bias
-tokens, and the linear operators must be plain matrices. `masked` has a mask computed from the runtime length (Theorems
-3 and 6). `maskless` has -omega in W_QK on the pairs that a mask would forbid (Theorem 9); a sequence that is too long
-fails in a node whose operands then have different sizes. `staged` has three sublayers (Theorems 7 and 8), with hidden
-columns y and, if gated, u, to which heads write f(y) u - u. `whole` is `maskless` with columns and bias tokens that all
-sublayers of the network share (`passes.whole`).
+docs/forms.md describes each, with the names and shapes of its tensors. The linear operators must be plain matrices,
+except in `compact`. All of `compact` is float32 in models of that type or narrower, with logits less an affine function
+of y (`Head.conditioned`), but programs marked `double` are float64 up to z.
 
-`compact` is the sublayer of `masked` at a cost that is linear in the number of tokens: each query is scored against
-exactly the keys that the mask leaves it. All of it is float32 in models of that type or narrower, with logits less an
-affine function of y (`Head.conditioned`), but programs marked `double` are float64 up to z.
-
-**Weights** have the names and shapes of TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]).
 The stream has the model's columns, then indicators: one is 1 on tokens and 0 on bias tokens, so that b1 and the
 constants of self keys and values ride on it; then one for each bias token. W1 and W2 are stored once: nodes with
 constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads the model. Projections
-shared by all heads (keys, constant values) have one head.
-
-**Positions** are one-hot columns behind these, with which W_QK replaces a mask. Bias token j has slot j, and tokens the
-slots behind: the weights are static while the number of tokens is not.
+shared by all heads (keys, constant values) have one head. One-hot positions are columns behind these: bias token j has
+slot j, and tokens the slots behind, so that the weights are static while the number of tokens is not.
 """
 
 from __future__ import annotations
@@ -33,15 +23,13 @@ import onnx
 from passes.conversion import Conversion
 from passes.forms.builder import LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, replacement
 from passes.match.projections import Projection, Projections, projections_of
-from passes.programs.groups import Group, groups_of, spread_error, spreads, stored
-from passes.programs.program import LARGEST_QUERY, Head, Program
+from passes.options import WHOLE
+from passes.programs.program import LARGEST_QUERY, Group, Head, Program, groups_of, spread_error, spreads, stored
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
 
-# Bytes of W_QK between positions from which on these are refused; form `whole` takes as many by default as keep the
-# patterns of every block within it.
-LARGEST_PATTERN = 2**26
+LARGEST_PATTERN = 2**26  # bytes of W_QK between positions; in form `whole`, by default also of a block's patterns
 
 
 @dataclass(frozen=True)
@@ -96,13 +84,15 @@ class HeadWeights:
 
     def key(self, group: Group, dimension: int, name: str) -> Tensor:
         """W_K [1, width, d_head], shared by all heads."""
-        columns = [self.layout.column(*each) for each in group.logits(self.layout.bias_tokens)]
+        others = self.layout.bias_tokens - group.bias_tokens  # of larger groups; they get the logit of self
+        slopes_and_offsets = zip(*group.head.logits, strict=True)
+        columns = [self.layout.column(own, [*tokens, *[own] * others]) for own, *tokens in slopes_and_offsets]
         return self.b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
 
     def constants(self, group: Group, name: str) -> Tensor | None:
         """The part of W_V shared by all heads, [1, width, 1]: d on tokens, v_j on bias tokens; None if it is 0."""
         head = group.head
-        columns = self.layout.column(head.d, [token.value for token in head.bias_tokens])
+        columns = self.layout.column(head.d, head.constants[1:])
         return self.b.numbers(name, columns[None, :, None]) if columns.any() or head.c == 0.0 else None
 
     def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
@@ -110,7 +100,7 @@ class HeadWeights:
         constants = self.constants(group, name if group.head.c == 0.0 else f"{name}_constants")
         if constants is None:
             return functional
-        return constants if group.head.c == 0.0 else self.b.node("Add", [functional, constants], name)
+        return constants if group.head.c == 0.0 else self.b.add(functional, constants, name)
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
         """The sum of the biases of a projection, [neurons] or [1]; None without biases."""
@@ -195,7 +185,7 @@ def open_stream(
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
     if positions:
         own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
-        # Too long a sequence fails at run time, in a node whose name says so.
+        # A sequence that is too long fails at run time, in a node whose name states the limit.
         made = b.concat([made, own], 2, f"tokens/sequence_longer_than_max_tokens_{positions.tokens}")
         made = b.padded(made, 0, hidden, "tokens_wide") if hidden else made
     width = layout.model + 1 + (positions.slots if positions else m) + hidden
@@ -256,7 +246,8 @@ def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:
         is_bias = node("And", [node("Not", [before_bias], "not_before"), before_end], "is_bias")
         own = b.reshape(positions, (-1, 1), f"own{suffix}")
         mask = node("Or", [node("Equal", [own, positions], "diagonal"), is_bias], "mask")
-        return b.pattern(query, key, suffix, mask=mask)
+        unmasked = b.scores(query, key, suffix, "unmasked_")
+        return b.pattern(node("Where", [mask, unmasked, b.numbers("forbidden", -np.inf)], "scores"), suffix)
 
     return pattern
 
@@ -272,17 +263,16 @@ def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
         m = group.bias_tokens
         if m not in known:
             known[m] = positions.scores(columns, m, f"position_scores{suffix}")
-        return b.pattern(query, key, suffix, added=known[m])
+        return b.pattern(b.add(b.scores(query, key, suffix, "own_"), known[m], f"scores{suffix}"), suffix)
 
     return pattern
 
 
 def attend(
     weights: HeadWeights, stream: Tensor, groups: tuple[Group, ...], query: Tensor, values: Values, pattern: Pattern
-) -> Variable:
+) -> Tensor:
     """Queries [batch, heads, rows, d_head] attend to a stream [batch, rows, width]: [batch, heads, rows, 1]."""
-    dimension = max(group.dimension for group in groups)
-    terms: list[Variable] = []
+    dimension, terms = max(group.dimension for group in groups), list[Tensor]()
     for number, group in enumerate(groups):
         suffix = f"_{number}" if len(groups) > 1 else ""
         key = weights.project(stream, weights.key(group, dimension, f"W_K{suffix}"), 1, dimension, f"k{suffix}")
@@ -292,24 +282,13 @@ def attend(
 
 
 def attend_block(
-    b: Builder,
-    conversion: Conversion,
-    layout: StreamColumns,
-    stream: Tensor,
-    pattern: Pattern,
-    data: Tensor,
-    count: Tensor,
-    *,
-    bounded: bool = True,
-) -> Replacement:
-    """All heads on the columns [batch, rows, width] of a stream, whose rows of bias tokens are dropped after `count`.
-
-    If not `bounded`, queries are not clipped.
-    """
+    b: Builder, conversion: Conversion, layout: StreamColumns, stream: Tensor, pattern: Pattern, count: Tensor
+) -> Variable:
+    """The output of all heads on a stream [batch, rows, width], without the rows of bias tokens after `count`."""
     projections, groups = conversion.whole_block, groups_of(conversion.program)
     neurons, dimension = projections.query.out_features, max(group.dimension for group in groups)
     weights = HeadWeights(b, layout, neurons, conversion.block.elem_type)
-    constants = any(group.head.d or any(token.value for token in group.head.bias_tokens) for group in groups)
+    constants = any(any(group.head.constants) for group in groups)
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
     z = weights.functional(projections.value, "W_V_first" if constants else "W_V") if projections.gated else y
     unbounded = weights.project(stream, weights.query(y, dimension), neurons, dimension, "q")
@@ -321,10 +300,9 @@ def attend_block(
             return unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass
         return weights.project(stream, weight, 1 if group.head.c == 0.0 else neurons, 1, f"v{suffix}")
 
-    query = b.bounded(unbounded, "finite_q") if bounded else unbounded
+    query = unbounded if conversion.form == WHOLE else b.bounded(unbounded, "finite_q")
     attended = attend(weights, stream, groups, query, values, pattern)
-    written = b.rows(write_output(weights, attended, projections), 0, count, 1, "tokens_only")
-    return in_place(b, conversion, written, data)
+    return b.rows(write_output(weights, attended, projections), 0, count, 1, "tokens_only")
 
 
 def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: Tensor, name: str) -> Variable:
@@ -349,7 +327,7 @@ def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -
     scaled = list(terms)
     for number, factor in enumerate(group.factor for group in groups):
         if factor != 1.0:
-            scaled[number] = b.node("Mul", [terms[number], b.numbers(f"factor_{number}", factor)], f"scaled_{number}")
+            scaled[number] = b.mul(terms[number], b.numbers(f"factor_{number}", factor), f"scaled_{number}")
     return b.total(scaled, "z_sum")
 
 
@@ -363,7 +341,7 @@ def write_output(weights: HeadWeights, attended: Tensor, projections: Projection
     flat = b.reshape(w_o, (neurons, width), "W_O_flat")
     written = b.node("MatMul", [side_by_side, flat], "attn_out")
     bias = weights.bias(projections.output, "b_O")
-    return written if bias is None else b.node("Add", [written, bias], "attn_out_biased")
+    return written if bias is None else b.add(written, bias, "attn_out_biased")
 
 
 # -- forms with a row for each bias token ------------------------------------------------------------------------------
@@ -384,24 +362,26 @@ def neuron_scores(bias_tokens: int) -> str:
     return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
 
 
-def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
-    """The conversion. Raises LostError if the opset is too old for heads with a literal softmax."""
+def with_projections(view: GraphView, conversion: Conversion) -> Conversion:
+    """The projections as plain matrices; by reference where they are not. Raises LostError if the opset is too old."""
     opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
         what = f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}"
         how = "convert the model to a newer opset first, or use form local"
         raise LostError(f"{what}; {how}", conversion.block.output)
-    return conversion
+    try:
+        return replace(conversion, projections=projections_of(view, conversion.block))
+    except LostError as lost:
+        return replace(conversion, by_reference=lost.miss.reason)
 
 
 def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices. Raises LostError where they are not."""
-    prepared = prepare_softmax(view, conversion)
-    try:
-        return replace(prepared, projections=projections_of(view, conversion.block))
-    except LostError as lost:
-        reason = f"form {conversion.form} replaces whole blocks, and {lost.miss.reason}; use form compact or local"
-        raise LostError(reason, conversion.block.output) from lost
+    prepared = with_projections(view, conversion)
+    if prepared.projections is None:
+        reason = f"form {conversion.form} replaces whole blocks, and {prepared.by_reference}; use form compact or local"
+        raise LostError(reason, conversion.block.output)
+    return prepared
 
 
 def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
@@ -423,17 +403,17 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
 
 def activation(conversion: Conversion) -> tuple[Program, bool]:
     """The program of the second sublayer of `staged`, and whether in place: f(y) - z where that loses no digits."""
-    program = conversion.program
-    minus = replace(program, linear=program.linear - 1.0)
+    minus = replace(conversion.program, linear=conversion.program.linear - 1.0)
     in_place = spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
-    return (minus if in_place else program), in_place
+    return (minus if in_place else conversion.program), in_place
 
 
 def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     b, layout = Builder.of(view, conversion), _layout(conversion, groups_of(conversion.program))
     data, stream, count = open_stream(b, conversion, layout)
-    return attend_block(b, conversion, layout, stream, under_mask(b, stream, count), data, count)
+    written = attend_block(b, conversion, layout, stream, under_mask(b, stream, count), count)
+    return in_place(b, conversion, written, data)
 
 
 def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
@@ -443,7 +423,8 @@ def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     data, stream, count = open_stream(b, conversion, layout, slots)
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
-    return attend_block(b, conversion, layout, read, by_positions(b, slots, columns), data, count)
+    written = attend_block(b, conversion, layout, read, by_positions(b, slots, columns), count)
+    return in_place(b, conversion, written, data)
 
 
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
@@ -472,9 +453,9 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
         alone = b.unsqueeze(alone, 1, f"q_positions_one{suffix}")
         shape = b.integers(1, projections.query.out_features, 1, 1)
         both = b.concat([query, b.node("Expand", [alone, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
-        return b.pattern(both, b.concat([key, keys], 3, f"key{suffix}"), suffix)
+        return b.pattern(b.scores(both, b.concat([key, keys], 3, f"key{suffix}"), suffix), suffix)
 
-    return attend_block(b, conversion, layout, read, pattern, data, count, bounded=False)
+    return in_place(b, conversion, attend_block(b, conversion, layout, read, pattern, count), data)
 
 
 def _layout(conversion: Conversion, groups: tuple[Group, ...]) -> StreamColumns:
@@ -492,7 +473,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     groups = groups_of(program)
     query, width = projections.query, projections.output.out_features
     model, neurons = query.in_features, query.out_features
-    first = [query, projections.value] if projections.gated else [query]
+    first = {"linear_1_0": query, "linear_1_1": projections.value} if projections.gated else {"linear_1": query}
     made = neurons * len(first)
     hidden = made if direct else made + neurons
     layout, slots = _layout(conversion, groups), Positions(b, groups, conversion.options.positions)
@@ -504,13 +485,11 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
 
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     weights = HeadWeights(b, layout, neurons, elem_type)
-    values: list[Tensor] = []
-    for number, projection in enumerate(first):
-        name = f"linear_1_{number}" if projections.gated else "linear_1"
-        values.append(weights.map(read, weights.functional(projection, f"W_V_{name}"), f"{name}_values"))
+    functionals = ((name, weights.functional(each, f"W_V_{name}")) for name, each in first.items())
+    values = [weights.map(read, functional, f"{name}_values") for name, functional in functionals]
     linear = values[0] if len(values) == 1 else b.concat(values, 2, "linear_1_values")
     written = b.padded(attend_to_self(b, linear, made, d_head, alone, "linear_1"), start, hidden - made, "attn_out_1")
-    stream = b.node("Add", [stream, written], "stream_1")
+    stream = b.add(stream, written, "stream_1")
 
     def by_head(first_column: int, name: str) -> Tensor:
         columns = b.rows(stream, first_column, first_column + neurons, 2, f"{name}_columns")
@@ -525,7 +504,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
         if weight is None:
             return z
         fixed = weights.project(ones, weight, 1, 1, f"v{suffix}_constants")
-        return fixed if group.head.c == 0.0 else b.node("Add", [z, fixed], f"v{suffix}_value")
+        return fixed if group.head.c == 0.0 else b.add(z, fixed, f"v{suffix}_value")
 
     finite = b.bounded(y, "finite_q")
     finite = b.paired(finite, "q_pair") if max(group.dimension for group in groups) > 1 else finite
@@ -533,7 +512,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     by_token = b.reshape(b.transpose(attended, (0, 2, 1, 3), "z_by_token"), (0, 0, neurons), "z_written")
     # In place these are the columns of y, or of u in a gated block; otherwise the last ones, which are still 0.
     target = start + hidden - neurons
-    stream = b.node("Add", [stream, b.padded(by_token, target, 0, "attn_out_2")], "stream_2")
+    stream = b.add(stream, b.padded(by_token, target, 0, "attn_out_2"), "stream_2")
 
     activated = b.rows(stream, target, start + hidden, 2, "z_side_by_side")
     weights = HeadWeights(b, StreamColumns(neurons, layout.bias_tokens), width, elem_type)
@@ -552,20 +531,11 @@ _LARGEST_VALUE = 2.0**20  # float32 rounds its logarithm by up to 4.8e-7
 
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
-    """The projections as plain matrices; by reference where they are not."""
-    prepared = _as_written(prepare_softmax(view, conversion))
-    try:
-        return replace(prepared, projections=projections_of(view, conversion.block))
-    except LostError as lost:
-        return replace(prepared, by_reference=lost.miss.reason)
-
-
-def _as_written(prepared: Conversion) -> Conversion:
-    """The program in float32 where float64 is not needed."""
-    program = prepared.program
-    # Values may be so large, as those of exp and ELU, that float32 rounds their keys' offsets too much: an offset is
-    # -ln(value), and half a unit in its last place is the relative error of the product with the weight.
-    values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
+    """The projections as plain matrices, by reference where they are not; in float32 if that is enough."""
+    prepared, program = with_projections(view, conversion), conversion.program
+    # For large values, as of exp and ELU, float32 rounds the keys' offsets -ln(value) too much: half a unit in the last
+    # place of an offset is the relative error of the product.
+    values = [abs(value) for head in program.heads for value in head.constants]
     if not prepared.widened or program.double or max(values, default=0.0) > _LARGEST_VALUE:
         return prepared
     return replace(prepared, program=stored(program, np.float32, conditioned=True), double=False)
@@ -585,12 +555,11 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
     """The heads' output [batch, tokens, heads, 1]; `b` has the type of the projections, `each` is (batch, tokens)."""
     made, groups = b.typed(conversion.compute_type), groups_of(conversion.program)
     neurons, dimension = conversion.block.neurons, max(group.dimension for group in groups)
-    # W_Q has one column. A further one would be the indicator, and its product with the stream the number 1, at the
-    # cost of another W1.
+    # W_Q has one column: a second one, which computes the number 1 from the indicator, would cost another W1.
     query = b.bounded(y, "q") if dimension == 1 else b.paired(b.bounded(y, "finite_q"), "q", one_first=True)
     b.expose("q", query, (None, None, neurons, dimension))
     query = made.cast(query, b.compute_type, "wide_q")
-    terms: list[Tensor] = []
+    terms = list[Tensor]()
     for number, group in enumerate(groups):
         suffix, head, m = f"_{number}" if len(groups) > 1 else "", group.head, group.bias_tokens
         keys = np.asarray([(offset, slope) for slope, offset in head.logits])[:, -dimension:]
@@ -599,23 +568,22 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
             shape = b.concat([each, b.integers(m, dimension)], 0, f"k_bias{suffix}_shape")
             bias = b.node("Expand", [made.numbers(f"k_bias{suffix}", keys[1:]), shape], f"k_bias{suffix}_everywhere")
             key = b.concat([key, bias], 2, f"k{suffix}")
-        pattern = made.pattern(query, key, suffix, sizes=(None, None, neurons, 1 + m))
+        pattern = made.pattern(made.scores(query, key, suffix), suffix, (None, None, neurons, 1 + m))
         terms.append(_weighed(made, head, pattern, made.cast(z, b.compute_type, f"wide_v{suffix}"), suffix))
     return b.cast(add_groups(made, terms, groups), made.compute_type, "narrow_z")
 
 
 def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) -> Tensor:
-    constants = [head.d, *(token.value for token in head.bias_tokens)]
-    if not any(constants) and head.c:
+    if not any(head.constants) and head.c:
         parts = (1, len(head.bias_tokens)), (f"self_weight{suffix}", f"bias_weight{suffix}")
-        return b.node("Mul", [b.split(pattern, *parts)[0] if head.bias_tokens else pattern, z], f"z{suffix}")
-    rows = [[head.c, head.d], *([0.0, token.value] for token in head.bias_tokens)]
+        return b.mul(b.split(pattern, *parts)[0] if head.bias_tokens else pattern, z, f"z{suffix}")
+    rows = [[head.c, head.d], *([0.0, value] for value in head.constants[1:])]
     if not head.c:
         return b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", np.asarray(rows)[:, 1:])], f"z{suffix}")
-    # One product for both: where a row of weights is short, taking it apart costs more than multiplying it.
+    # One product for both: a short row of weights costs more to split than to multiply.
     both = b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", rows)], f"weighed_rows{suffix}")
     own, constant = b.split(both, (1, 1), (f"self_weight{suffix}", f"z_constant{suffix}"))
-    return b.node("Add", [b.node("Mul", [own, z], f"z_self{suffix}"), constant], f"z{suffix}")
+    return b.add(b.mul(own, z, f"z_self{suffix}"), constant, f"z{suffix}")
 
 
 def _compact_sublayer(b: Builder, conversion: Conversion) -> Replacement:

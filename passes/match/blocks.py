@@ -1,28 +1,30 @@
 """Finding the MLP blocks of one graph: linear operator, activation, linear operator.
 
-The ends of a block are structural, found by one pass over the nodes (`Dataflow`). A tensor is one of
+The ends of a block are structural, found in one pass over the nodes (`Dataflow`). A tensor is one of
 
     opaque    anything
     leaf      the output of a linear operator, after any affine and shape-only operators
     function  an elementwise function, with scalar constants, of one or two leaves
     beyond    a nonlinear function followed by affine or shape-only operators, on the path to W2
 
-The middle of a block is semantic (`passes.match.identify`). Activations that lead to a linear operator without
-being part of a block are reported with the reason.
+The middle of a block is semantic (`passes.match.identify`). Other activations before a linear operator are reported
+with the reason.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import onnx
 
 from passes.fit import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, ActivationRegion, Identified, Identifier, Unknown
 from passes.match.linear import LINEAR_OPERATORS, LinearOperator, Operators, linear_operator
-from passes.match.names import Namer
 from passes.options import Options
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
@@ -190,6 +192,10 @@ class Dataflow:
         """The fact of a leaf; one without operators for any other tensor."""
         return self.values.get(tensor) or self.facts.get(tensor) or Fact((tensor,))
 
+    def operators_of(self, leaves: Iterable[str]) -> Operators:
+        """The linear operators whose outputs the leaves sum, each once."""
+        return tuple(dict.fromkeys(operator for leaf in leaves for operator in self.leaf(leaf).operators))
+
     def region(self, output: str, leaves: tuple[str, ...]) -> ActivationRegion:
         """The nodes that compute `output` from `leaves`, in topological order; it ends before a Dropout that stays."""
         while (last := self._view.made_by(output)) is not None and self._view.has_further_readers(last):
@@ -252,7 +258,7 @@ class Dataflow:
         return "" if fact is None else tensor if fact.nonlinear else fact.ends
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
-        # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
+        # An operator of an unknown domain right after a projection may be an activation, so it is reported.
         named = (*_NO_ACTIVATION.split(), *_UNEXPANDABLE)
         known = node.domain == MICROSOFT and any(part in node.op_type for part in named)
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
@@ -287,8 +293,7 @@ class Dataflow:
             self._scales.update(outputs[1:])
             outputs = outputs[:1]
         self._stray(index, node, [data])
-        # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a separate
-        # leaf.
+        # Scales and zero points must be constant; bounds of Split and Slice need not, as each part is a separate leaf.
         tied = node.op_type in QUANTISING
         if data not in self.facts or (tied and any(name and name not in self.constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
@@ -299,8 +304,7 @@ class Dataflow:
     def _follow(self, output: str, data: str, index: int) -> None:
         """Record that `output` is an affine or shape-only image of `data`, unless that is opaque.
 
-        It becomes a separate leaf (or a tensor beyond the activation), since its entries no longer correspond to those
-        of `data`: the halves of a Split are a gate and a value.
+        It becomes a separate leaf (or a tensor beyond the activation): the halves of a Split are a gate and a value.
         """
         fact = self.facts.get(data)
         if fact is None:
@@ -437,16 +441,14 @@ class Dataflow:
     def _leaf_of(self, tensor: str, fact: Fact) -> Fact:
         """A quantised tensor beyond an activation as a leaf of the next: the rounding between the two stays."""
         self.parts.add(fact.ends)
-        sources = [self.leaf(leaf) for leaf in self.facts[fact.ends].leaves]
-        operators = tuple(dict.fromkeys(operator for source in sources for operator in source.operators))
-        self.values[tensor] = Fact((tensor,), operators)
+        self.values[tensor] = Fact((tensor,), self.operators_of(self.facts[fact.ends].leaves))
         return self.values[tensor]
 
     def _values_of_gates(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> list[Fact]:
         """Facts of operands, where the value beside a function of another projection is a leaf.
 
-        The value of the gate h(a) (b + 1) has another bias; 2 b stays a function of b, so that the gate is 2 h. The
-        value of a gate h(a) k(b) is an activation itself; it is the factor that takes fewer nodes.
+        In h(a) (b + 1), the bias of the value changes; 2 b stays a function of b, so that the gate is 2 h. In
+        h(a) k(b), the value is the activation with fewer nodes.
         """
         if len(facts) != 2 or not any(fact.nonlinear for fact in facts):
             return facts
@@ -506,8 +508,7 @@ class Finder:
         flow, view = self._flow, self._view
         for output, fact in flow.facts.items():
             sinks = tuple(flow.sinks.get(output, ()))
-            # Part of a larger activation, unless a linear operator reads it as well. With scope `all` there need not be
-            # a second operator, so any consumer other than the larger activation makes it a candidate.
+            # Part of a larger activation, unless a linear operator reads it too; with scope `all`, any other consumer.
             inner = output in flow.extended and not (self._every and output in flow.blocked)
             if fact.nonlinear and (sinks or not inner):
                 region = flow.region(output, fact.leaves)
@@ -532,9 +533,8 @@ class Finder:
             if whole is not None:
                 block = replace(block, channels=block.channels or whole.neurons, part_of=whole.name)
             elif not block.second and block.output in parts:
-                found[place] = Left.of(
-                    block, Miss("the activation that it is a part of is not converted", block.output)
-                )
+                reason = "the activation that it is a part of is not converted"
+                found[place] = Left.of(block, Miss(reason, block.output))
                 continue
             found[place] = needed[block.value] = block
             needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block))
@@ -543,7 +543,7 @@ class Finder:
 
     def _candidate(self, output: str, region: ActivationRegion, sinks: Operators) -> Block | Left:
         leaves = region.leaves
-        first = tuple(dict.fromkeys(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators))
+        first = self._flow.operators_of(leaves)
         identified = self._named(region)
         miss = next((miss for leaf in leaves if (miss := self._flow.leaf(leaf).miss)), None)
         miss = miss or self._obstacle(output, first, sinks, identified)
@@ -580,8 +580,7 @@ class Finder:
         """The activation of a gated block alone: the part of its region that depends on the gate only."""
         facts, nodes = self._flow.facts, [self._view.nodes[index] for index in block.region.nodes]
         alone = {node.output[0] for node in nodes if facts[node.output[0]].leaves == (block.gate,)}
-        # The activation is the only tensor that crosses from that part into the product. The gate may cross as well: in
-        # g (sigmoid(g) u) it is one more factor, and stays.
+        # Only the activation crosses from that part into the product, and perhaps the gate: a factor in g (s(g) u).
         ends = {name for node in nodes if node.output[0] not in alone for name in node.input if name in alone}
         if len(ends) != 1:
             reason = "the graph does not compute its activation apart from the product; use --gate heads"
@@ -648,3 +647,76 @@ class Finder:
         names = (name for node in makers for name in (*node.output, *node.input))
         known = (elem_type for name in names if (elem_type := self._view.type_of(name).elem_type) in FLOATS)
         return self._view.type_of(leaf).elem_type or next(known, 0)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+#
+# A block is named by the module path that the exporter left in the graph, such as `model.layers.0.mlp`. Sources, best
+# first: the dynamo exporter's metadata, the TorchScript exporter's scoped node names, the names of the weights, the
+# nodes of the activation. Where linear operators are quantised, the addition of the bias shows the module, so that a
+# block has one name in every type. Without any path it is called `mlp` or `conv`.
+
+
+_SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")  # nodes between a product and its bias
+
+
+class Namer:
+    """Gives each block a unique name; a name that is taken, also by tensors `<name>/heads/...`, gets a number."""
+
+    def __init__(self, reserved: frozenset[str] = frozenset()) -> None:
+        self._taken: dict[str, int] = dict.fromkeys(reserved, 1)
+
+    def name(self, view: GraphView, first: Operators, second: Operators, region: tuple[int, ...]) -> str:
+        """The common module path of the block's nodes. A lone operator is named by its own module."""
+        operators = (*first, *second[:1])
+        paths = [path for op in operators if (path := _module_path(view.nodes[op.node]) or _bias_path(view, op.output))]
+        if len(paths) < len(operators) or not paths:
+            # A partial list would name a block after one operator (`mlp.fc1`), so weights replace it altogether.
+            paths = [path for op in operators if (path := _weight_path(op.weight))]
+        common = _common(paths)
+        if not common and region:
+            common = _common([path for index in region if (path := _module_path(view.nodes[index]))])
+        name = unique = common or ("conv" if any("Conv" in op.kind for op in operators) else "mlp")
+        while unique in self._taken:
+            self._taken[name] += 1
+            unique = f"{name}_{self._taken[name]}"
+        self._taken[unique] = 1
+        return unique
+
+
+def _module_path(node: onnx.NodeProto) -> list[str]:
+    """Module path as parts; empty where the exporter left none."""
+    for entry in node.metadata_props:
+        if entry.key == "pkg.torch.onnx.name_scopes":
+            try:
+                scopes = ast.literal_eval(entry.value)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                return []
+            # From the root module down to the operator itself; the last but one is the operator's own module.
+            own = str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+            return [part for part in own.split(".") if part]
+    return [part for part in re.split(r"[/.]", node.name) if part][:-1] if node.name.startswith("/") else []
+
+
+def _bias_path(view: GraphView, output: str) -> list[str]:
+    """Module path of a linear operator by the addition of its bias, past nodes that scale its output."""
+    while len(readers := view.consumers.get(output, ())) == 1:
+        node = view.nodes[readers[0]]
+        if node.op_type == "Add":
+            bias = next((name for name in node.input if name in view.initializers), None)
+            return [] if bias is None else _module_path(node) or _weight_path(bias)
+        if node.op_type not in _SCALING or _module_path(node):
+            break
+        output = node.output[0]
+    return []
+
+
+def _weight_path(weight: str) -> list[str]:
+    # TorchScript numbers folded weights, as in `onnx::MatMul_1234`; the numbers differ within a block.
+    return [re.sub(r"_\d+$", "", part) if part.startswith("onnx::") else part for part in weight.split(".")[:-1]]
+
+
+def _common(paths: list[list[str]]) -> str:
+    """The longest common prefix, without characters that are special in a glob."""
+    parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]
+    return ".".join(cleaned for part in parts if (cleaned := re.sub(r"[^A-Za-z0-9_.\-]+", "_", part)))[:200]

@@ -1,8 +1,7 @@
-"""Which function an activation region computes, in any spelling.
+"""Which function an activation region computes, however it is spelled: exporters write GELU in dozens of ways.
 
 The region is evaluated in float64 on a grid, dense near 0 and logarithmic up to large magnitudes of both signs, and
-compared with the entries of `passes.programs.activations`. Exporters spell one GELU in dozens of ways; its values are
-the same.
+compared with the entries of `passes.programs.activations`.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Identifier:
             node = self._view.nodes[index]
             names = node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input
             env[node.output[0]] = elementwise.evaluate(node, [self._operand(name, env) for name in names])
-        # A damaged region may use none of them, so that its value is a single number.
+        # The region of a corrupt model may use no leaf, so that its value is a single number.
         return np.broadcast_arrays(env[region.output], *leaves)[0]
 
     def _operand(self, name: str, env: Mapping[str, Array]) -> Array | None:
@@ -124,8 +123,7 @@ class Identifier:
         return max([_EPSILON["float64"] * 64, *given])  # the table itself is computed in float64
 
     def _identify_gated(self, region: ActivationRegion, tolerance: float) -> Identified | Unknown:
-        # f(g, u) = h(g) u exactly where f(g, u) = f(g, 1) u for all g and u, here at random pairs. Which leaf is the
-        # gate is not known from the graph, so both orders are tried.
+        # f(g, u) = h(g) u exactly if f(g, u) = f(g, 1) u for all g and u, tested at random pairs, in both orders.
         value, gate = np.random.default_rng(0).normal(0.0, 3.0, (2, 512))
         best: Unknown | None = None
         for slots in ((0, 1), (1, 0)):

@@ -1,7 +1,6 @@
-"""Linear operators: nodes that apply a constant weight to one data input.
+"""Linear operators: nodes that apply a constant weight to one data input; `LINEAR_OPERATORS` is the table.
 
-`LINEAR_OPERATORS` has an entry per operator; adding one takes one line and one function. A node of a listed type that
-does not qualify gives a `Miss` with the reason.
+A node of a listed type that does not qualify gives a `Miss` with the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +13,10 @@ from typing import Any
 from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.fused import einsum_map
-from rewriter.graph.view import GraphView, Miss, attributes, integer_of, integers_of, key_of, label
+from rewriter.graph.view import REARRANGED, GraphView, Miss, attributes, integer_of, integers_of, key_of, label
+
+# Operators whose output is a projection if their input is one: biases, layouts, rounding.
+AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """A block's linear operators as plain matrices, y = x W1 + b1 and W2, by the names of their constants.
 
-Forms that build a separate attention sublayer (`masked`, `maskless`, `staged`) express W_Q, W_V and W_O in terms
-of these names, so weights are neither read nor stored twice. For blocks whose weights are not plain matrices
-(quantised, convolutions, sums of operators) those forms keep the operators in place and use them as projections.
+Forms that replace whole blocks express W_Q, W_V and W_O in these names, so weights are neither read nor stored twice.
 """
 
 from __future__ import annotations
@@ -237,10 +235,10 @@ class _ProjectionReader:
         return result, output
 
     def _shape_nodes(self, tensor: str) -> set[int]:
-        # Those of all sizes; onnxruntime writes out that it starts at 0.
-        shapes = ((at, self._view.nodes[at]) for at in self._view.consumers.get(tensor, ()))
-        partial = {at for at, node in shapes for each in node.attribute if each.name != "start" or each.i != 0}
-        return {at for at in self._view.consumers.get(tensor, ()) if self._view.nodes[at].op_type == "Shape"} - partial
+        """The Shape nodes that read all sizes; onnxruntime writes out that they start at 0."""
+        readers = ((at, self._view.nodes[at]) for at in self._view.consumers.get(tensor, ()))
+        shapes = ((at, node.attribute) for at, node in readers if node.op_type == "Shape")
+        return {at for at, given in shapes if all(each.name == "start" and each.i == 0 for each in given)}
 
     def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
         tensors = [name for name in (block.output, block.gate, block.value) if self._view.type_of(name).rank == rank]

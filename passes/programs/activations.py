@@ -1,9 +1,8 @@
 """The table of activations: how each is recognised from its values, and its head program.
 
-Matching is semantic: however a graph spells GELU, its values are GELU's. Parameters (SiLU's beta, a leaky slope, an
-outer factor) are solved for (`passes.programs.solve`), then checked on the whole grid (`passes.match.identify`).
-Programs are in closed form (`passes.programs.closed_forms`), fitted (`passes.programs.fitted`), or gates
-(`passes.programs.closed_forms`).
+Parameters (SiLU's beta, a leaky slope, an outer factor) are solved for (`passes.programs.solve`), then checked on the
+whole grid (`passes.match.identify`). Programs are in closed form (`passes.programs.closed_forms`) or fitted
+(`passes.programs.fitted`).
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
 """Head programs in closed form, exact ones and limits with an error below the arithmetic's rounding; and gates of any.
 
-*Steep keys* (docs/programs.md#limits-of-steep-keys): a logit k (y - a) with a huge k selects one key on either side of
-a; between values v and w that are equal at a, the error is at most 0.2785 |v' - w'| / k. *A far normaliser*: one key at
-logit 0 and another at y - L with the value times e^L give e^y (1 - e^(y - L) + ...).
+docs/programs.md derives them, and the errors: *steep keys* select one key on either side of a kink; *a far normaliser*
+at logit 0 beside a key at y - L with the value times e^L gives e^y (1 - e^(y - L) + ...).
 
-A gate is a program of h(g) u, made of one of h(y): its self values read u (docs/programs.md). `with_line` makes any
-program a gate through the line g as attention (`program.Line`), as form `local` does. `gate` needs the fewest
-heads, in float64: the self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g) is split in
-two, s + e and s - e, with the values c/e + d and -c/e + d; every key with a nonzero value becomes the self key of a
-head with value u. A linear term l g becomes l tanh(e g) / e. With x = e g, weights p of the self key and p_j of the
-others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
-
-    p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
-
-which `limit_error` measures over max(1, |h|). In float64 models, a gate is written out over pairs of keys instead.
+A gate is a program of h(g) u, derived from one of h(y): its self values read u. `with_line` turns any program into a
+gate through the line g as attention (`program.Line`), as form `local` does. `gate` needs the fewest heads, in float64:
+the self key is split in two, with slopes e more and e less, and each key with a nonzero value becomes the self key of a
+head with value u. In float64 models, a gate is written out over pairs of keys instead.
 """
 
 from __future__ import annotations
@@ -22,11 +15,11 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from passes.programs.fitted import lines
-from passes.programs.groups import spread, spreads
 from passes.programs.program import (
     FACTORED,
     LARGEST_QUERY,
@@ -40,6 +33,8 @@ from passes.programs.program import (
     grid,
     heads_over,
     largest_change,
+    spread,
+    spreads,
 )
 from passes.programs.solve import Parameters
 
@@ -88,8 +83,7 @@ def two_slopes(p: Parameters, arithmetic: Arithmetic) -> Program:
 def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
     """`slope y + offset` between two kinks: self at logit 0, and for each side a bias token with the value there."""
     slope, offset, left, right = p
-    k, error = arithmetic.steepness, 0.0
-    tokens = []
+    k, error, tokens = arithmetic.steepness, 0.0, []
     for side, end in ((-1.0, left), (1.0, right)):
         if math.isfinite(end):
             place = (end - offset) / slope
@@ -136,8 +130,7 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     """The weight of y: between the kinks 1/2 + tanh(e y) / (6 e), beyond them 0 and 1.
 
     Keys +e y and -e y with the values (1/2 +- 1/(6 e)) y, a steep key with value y above 3, one with value 0 below -3.
-    The first two share the weight 1, so that the kinks are at 3 and -3. 1/(6 e) is a power of two, to which 1/2 adds
-    exactly.
+    The first two share the weight 1, so the kinks are at 3 and -3; 1/(6 e) is a power of two, so the sums are exact.
     """
     k, small, half = arithmetic.steepness, 1.0 / (6.0 * _SHARE), math.log(0.5)
     keys = [(small, half, 0.5 + _SHARE), (-small, half, 0.5 - _SHARE), (k, -3.0 * k, 1.0), (-k, -3.0 * k, 0.0)]
@@ -175,8 +168,7 @@ _PAIRING_ERROR = 4e-15  # what rounding the coefficients of pairs of keys to flo
 def with_line(program: Program, arithmetic: Arithmetic) -> Program:
     """The program of h(g) u, given that of h, or of h(y) y: self values are the line times what values read.
 
-    The error that the line adds is |M(g)| |line - g|, with M(g) the multiple of the self value in h. Where M vanishes
-    on one side, the line need not reach far there.
+    Where the multiple M(g) of the self value vanishes on one side, the line need not reach far there.
     """
     # Beyond the kinks of a clip, self has no weight, and it does not matter how far a narrow line is off.
     candidates = [(line, program.domain) for line in lines(arithmetic.narrow)]
@@ -186,12 +178,13 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
     added = [_line_error(program, line, domain) for line, domain in candidates]
     close = [place for place, error in enumerate(added) if error <= _LINE_TOLERANCE * arithmetic.tolerance]
     place = close[0] if close else int(np.argmin(added))
-    return _with(program, *candidates[place], added[place], f"{program.name}_gate")
+    chosen, domain = candidates[place]
+    return _with_error(program, added[place], line=chosen, domain=domain, name=f"{program.name}_gate")
 
 
-def _with(program: Program, line: Line, domain: float, added: float, name: str) -> Program:
-    error = program.max_error + added * (1.0 + program.max_error)
-    return replace(program, name=name, line=line, max_error=error, domain=domain)
+def _with_error(program: Program, added: float, **changes: Any) -> Program:
+    """The program with an error that is relative to its own values added to its own."""
+    return replace(program, max_error=program.max_error + added * (1.0 + program.max_error), **changes)
 
 
 def needs_line(program: Program) -> bool:
@@ -231,7 +224,7 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     # A constant k of h is the term k u of the gate, which is linear in what the values read.
     made = replace(program, name=f"{program.name}_gate", linear=program.constant, constant=0.0)
     # Bounded h, such as a sigmoid, has constant values, which u multiplies: no limit is needed.
-    constants = heads_over(head.logits, [head.d, *(token.value for token in head.bias_tokens)])
+    constants = heads_over(head.logits, head.constants)
     if head.c == 0.0 and program.linear == 0.0:
         return replace(made, heads=constants)
     # Pairs with a line keep their offsets; those of a steep key would be lost.
@@ -242,9 +235,8 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     if head.c == 0.0:
         return _limit(replace(made, heads=(*constants, *line)), head, program.linear, arithmetic)
     # With the self key at logit 0, its two halves +-e g are exact, e being a power of two.
-    centred = _centred(program)
-    (head,), small, half = centred.heads, arithmetic.small, math.log(0.5)
-    values = [head.c / small + head.d, -head.c / small + head.d, *(token.value for token in head.bias_tokens)]
+    (head,), small, half = (centred := _centred(program)).heads, arithmetic.small, math.log(0.5)
+    values = [head.c / small + head.d, -head.c / small + head.d, *head.constants[1:]]
     heads = (*heads_over([(small, half), (-small, half), *head.logits[1:]], values), *line)
     return _limit(replace(made, heads=heads, max_error=centred.max_error), head, program.linear, arithmetic)
 
@@ -254,8 +246,8 @@ def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
     if arithmetic.paired:
         return _in_pairs(Program(name, (), linear=factor), name, arithmetic)
     # The limit's error depends on the linear term only, so the head in `_limit` is an empty one.
-    made = Program(name, _line(factor, arithmetic.small))
-    return _limit(made, Head(beta=0.0, bias_tokens=(), c=0.0), factor, arithmetic)
+    empty = Head(beta=0.0, bias_tokens=(), c=0.0)
+    return _limit(Program(name, _line(factor, arithmetic.small)), empty, factor, arithmetic)
 
 
 def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
@@ -264,15 +256,19 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
         # A linear term beside the head would cancel it where the gate is small, as in groups.
         program = replace(program, heads=tuple(spread(program.heads[0], program.linear)), linear=0.0)
     domain = min(program.domain, line.domain)
-    made = _with(program, line, domain, _line_error(program, line, domain) + _PAIRING_ERROR, name)
-    return replace(made.as_heads, double=True)
+    added = _line_error(program, line, domain) + _PAIRING_ERROR
+    return replace(_with_error(program, added, line=line, domain=domain, name=name).as_heads, double=True)
 
 
 def limit_error(head: Head, linear: float, small: float, domain: float) -> float:
-    """The limit's error in h(g), over what errors are relative to, for |g| <= domain <= 1 / (2 small)."""
+    """The limit's error in h(g), over what errors are relative to, for |g| <= domain <= 1 / (2 small).
+
+    With x = e g, weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x
+    - 1 and p' = p / (1 + p B), h changes by p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T.
+    """
     g = grid(domain, Program("", (head,)))
     p, *others = head.weights(g)
-    rest = sum((weight * token.value for weight, token in zip(others, head.bias_tokens, strict=True)), np.zeros_like(g))
+    rest = sum((weight * v for weight, v in zip(others, head.constants[1:], strict=True)), np.zeros_like(g))
     x = (small * g) ** 2  # the series of A, B and T: their own formulas would lose all digits near 0
     a, b = x / 6.0 + x**2 / 120.0 + x**3 / 5040.0, x / 2.0 + x**2 / 24.0 + x**3 / 720.0
     t = -x / 3.0 + 2.0 * x**2 / 15.0 - 17.0 * x**3 / 315.0 + 62.0 * x**4 / 2835.0
@@ -286,8 +282,7 @@ def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) ->
     small = arithmetic.small
     # x^2 / 3 <= limit; and x <= 1/2, as the series in `limit_error` need.
     domain = min(split.domain, min(math.sqrt(3.0 * arithmetic.limit), 0.5) / small)
-    cost = limit_error(head, linear, small, domain)
-    return replace(split, max_error=split.max_error + cost * (1.0 + split.max_error), domain=domain, double=True)
+    return _with_error(split, limit_error(head, linear, small, domain), domain=domain, double=True)
 
 
 def _centred(program: Program) -> Program:
@@ -295,8 +290,7 @@ def _centred(program: Program) -> Program:
     (head,) = program.heads
     tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
     made = replace(program, heads=(replace(head, beta=0.0, gamma=0.0, bias_tokens=tokens),))
-    cost = largest_change(program, made)
-    return replace(made, max_error=program.max_error + cost * (1.0 + program.max_error))
+    return _with_error(made, largest_change(program, made))
 
 
 def _snapped(head: Head, token: BiasToken) -> BiasToken:

@@ -10,7 +10,7 @@ program is the sum of its heads plus `linear z + constant`; the linear term is a
 Errors are over max(1, |f|), in units of the activation's output.
 
 A gate h(g) u in the arithmetic of its model is a program of h whose self values are not y but the line g as attention
-(`Line`), times u; as plain heads it is a sum over pairs of keys (`Program.attention`).
+(`Line`), times u; as plain heads it is a sum over pairs of keys (`Program.as_heads`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[np.float64]
-# Offsets up to this magnitude are taken out of the exponential, e^(a y + b) = e^b e^(a y), as the rounding error of a
-# logit is proportional to its magnitude. For larger ones e^b could leave the range of float32; these belong to steep
-# keys, whose weights are 0 or 1.
+# Offsets up to this magnitude are factored out, e^(a y + b) = e^b e^(a y): a logit is rounded in proportion to its
+# magnitude. For larger ones, which belong to steep keys, e^b could leave the range of float32.
 FACTORED = 60.0
-# The same for a head that also has larger offsets: in graphs its exponentials are at least e^-87
-# (`passes.forms.local`), which a factor of e^60 makes non-negligible.
-FACTORED_BESIDE_STEEP = 20.0
+
 LARGEST_QUERY = 2.0**500  # queries are clipped to it: all weights are 0 or 1 long before
 
 
@@ -63,6 +60,11 @@ class Head:
     def logits(self) -> list[tuple[float, float]]:
         return [(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]
 
+    @property
+    def constants(self) -> tuple[float, ...]:
+        """The constant part of the value of every key, its own first."""
+        return self.d, *(token.value for token in self.bias_tokens)
+
     def logits_at(self, y: Array) -> Array:
         """The logits [keys, ...] at points [...], its own key first; finite for finite y."""
         slopes, offsets = np.array(self.logits).T
@@ -92,22 +94,21 @@ class Head:
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the head's output is `z multiple + constant`."""
         own, *others = self.weights(y)
-        values = [token.value for token in self.bias_tokens]
+        values = self.constants[1:]
         constant = sum((weight * value for weight, value in zip(others, values, strict=True)), own * self.d)
         return self.c * own, np.asarray(constant)
 
     @property
     def multiples(self) -> tuple[tuple[float, float], ...] | None:
         """All keys (slope, offset) in order, if all values are multiples of z; else None."""
-        if self.d != 0.0 or any(token.value != 0.0 for token in self.bias_tokens):
-            return None
-        return tuple(sorted(self.logits))
+        return None if any(self.constants) else tuple(sorted(self.logits))
 
     @property
     def largest_factored(self) -> float:
         """The magnitude up to which graphs take offsets relative to the self logit out of the exponentials."""
+        # Beside steep keys, exponentials are at least e^-87 (`passes.forms.local`): times e^60 they are not negligible.
         steep = any(abs(token.offset - self.gamma) > FACTORED for token in self.bias_tokens)
-        return FACTORED_BESIDE_STEEP if steep else FACTORED
+        return 20.0 if steep else FACTORED
 
     def shifted(self, slope: float, offset: float) -> Head:
         """The same head with `slope y + offset` added to every logit; softmax is invariant to it."""
@@ -127,10 +128,9 @@ class Head:
     def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Head:
         """The head with coefficients rounded as a graph of type `dtype` stores them.
 
-        If not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise the graph
-        stores, for an offset of at most `largest_factored`, the factor e^offset of the bias token's weight and its
-        product with the value, and these two are rounded. All logits are shifted so that the self logit has no offset,
-        or as `conditioned` does. The factor c is applied after the softmax (`unscaled`).
+        If `factored`, the graph stores for an offset of at most `largest_factored` the factor e^offset of the bias
+        token's weight and its product with the value; otherwise every coefficient as it is. Logits are shifted so that
+        the self logit has no offset, or as `conditioned` does. The factor c follows the softmax (`unscaled`).
         """
         if self.c not in (0.0, 1.0):
             scale = narrowed(self.c, dtype)
@@ -138,18 +138,16 @@ class Head:
             tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
             return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
 
-        narrow = partial(narrowed, dtype=dtype)
-
-        def token_of(token: BiasToken) -> BiasToken:
-            if abs(token.offset) > self.largest_factored or not factored:
-                return BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value))
-            weight = narrow(math.exp(token.offset))
-            value = narrow(weight * token.value) / weight
-            return BiasToken(narrow(token.slope), math.log(weight), value)
-
+        narrow, stored = partial(narrowed, dtype=dtype), list[BiasToken]()
         plain = self.conditioned() if conditioned else self.shifted(0.0, -self.gamma)
-        tokens = tuple(map(token_of, plain.bias_tokens))
-        return Head(narrow(plain.beta), tokens, *map(narrow, (plain.gamma, plain.c, plain.d)))
+        for token in plain.bias_tokens:
+            if factored and abs(token.offset) <= self.largest_factored:
+                weight = narrow(math.exp(token.offset))
+                offset, value = math.log(weight), narrow(weight * token.value) / weight
+            else:
+                offset, value = narrow(token.offset), narrow(token.value)
+            stored.append(BiasToken(narrow(token.slope), offset, value))
+        return Head(narrow(plain.beta), tuple(stored), *map(narrow, (plain.gamma, plain.c, plain.d)))
 
     def conditioned(self) -> Head:
         """The head shifted so that its largest logit at y = 0 is zero: float32 rounds logits by their magnitude."""
@@ -170,19 +168,14 @@ def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) 
 
 # -- softmaxes that form `local` writes with few exponentials ----------------------------------------------------------
 #
-# **The line** g as attention is what a gate h(g) u needs: softmax weights are bounded, and h is not.
-# For x = d g, with nodes 0 = r_1 < ... < r_n = 1 symmetric about 1/2 and S(x) = sum_j w_j e^(-r_j x) ~ (1 - e^-x) / x,
-# g ~ (1 - e^-x) / (d S(x)): a softmax over n keys with logits -r_j d g + ln w_j, in which the first key has the value
-# 1 / (d w_1), the last one minus that, and the others are bias tokens of value 0. `max_error` is
-# |S(x) x / (1 - e^-x) - 1|. The exponentials of mirrored nodes, r and 1 - r, are e^(-r x) and e^-x / e^(-r x): their
-# logits are small where they count.
+# docs/programs.md derives both. **The line** g (docs/programs.md#the-line) is (1 - e^-x) / (d S(x)) with x = d g and
+# S(x) = sum_j w_j e^(-r_j x). Its nodes r are symmetric about 1/2, and the exponentials of r and 1 - r are e^(-r x) and
+# e^-x / e^(-r x): their logits are small where they count.
 #
-# **Equally spaced keys** have weights that are powers of one exponential r = e^(c y).
-# For a program y Phi(y) with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r and
+# **Equally spaced keys** have weights that are powers of one exponential r = e^(c y). For y Phi(y) with Phi(-y) =
+# 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r >= 2, where no divisor is 0, and
 #
 #     h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
-#
-# Nothing that is divided by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is infinite, h is `base` and Phi is 0.
 
 
 LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 are normal float32 numbers
@@ -198,7 +191,7 @@ class Line:
     pairs: tuple[tuple[float, float], ...]  # (r, w) of the nodes below 1/2; the node 1 - r has the same weight
     middle: float  # weight of the node 1/2, 0 for none
     domain: float
-    max_error: float
+    max_error: float  # |S(x) x / (1 - e^-x) - 1|
 
     @property
     def lowest(self) -> float:
@@ -229,16 +222,14 @@ class Line:
     def heads(self, head: Head) -> tuple[Head, ...]:
         """The heads of `head`'s gate: self value c line(g) + d times what the values read.
 
-        A product of two softmaxes is one over all pairs of keys. The self key of `head` makes two heads, one per end of
-        the line, if c is not 0. Constant values, which are multiples of what the values read, need no line: they are
-        heads over the keys of `head` alone.
+        A product of two softmaxes is one over all pairs of keys. If c is not 0, the self key of `head` becomes two
+        heads, one per end of the line. Constant values need no line: they are heads over the keys of `head` alone.
         """
-        multiples = [head.d, *(token.value for token in head.bias_tokens)]
         ends = [head.c * value for _, _, value in self.keys[:2]]
         # Relative to the self key, which comes first: beside a steep slope, the line's would be rounded.
         relative = [(slope - head.beta, offset - head.gamma) for slope, offset in head.logits]
         pairs = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
-        return (*heads_over(pairs, ends), *heads_over(head.logits, multiples))
+        return (*heads_over(pairs, ends), *heads_over(head.logits, head.constants))
 
     def rounded(self, dtype: DTypeLike) -> Line:
         narrow = partial(narrowed, dtype=dtype)
@@ -246,7 +237,8 @@ class Line:
         return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)
 
 
-REACH = 80.0  # c y is at most this: e^80 is finite in float32, and Phi is 1 long before
+# c y is at most this: e^80 is finite in float32, and Phi is 1 long before. Where 1/r is infinite, h is `base`, Phi 0.
+REACH = 80.0
 
 
 @dataclass(frozen=True)
@@ -339,8 +331,7 @@ class Program:
     heads: tuple[Head, ...]
     linear: float = 0.0
     constant: float = 0.0
-    # against the activation, on `domain`, in exact arithmetic for the given coefficients: derived, or measured on a
-    # dense grid with a margin. It is a claim, which the certificate of a rewritten model proves.
+    # on `domain`, in exact arithmetic: derived, or measured on a dense grid with a margin; the certificate proves it
     max_error: float = 0.0
     coefficient_error: float = 0.0  # from rounding the coefficients to a type; a claim likewise
     rounding: float = 4 * 2.0**-24  # what evaluating fitted heads in float32 adds, as measured
@@ -357,11 +348,7 @@ class Program:
 
     @property
     def bias_tokens(self) -> int:
-        return max(len(head.bias_tokens) for head in self.attention)
-
-    @property
-    def attention(self) -> tuple[Head, ...]:
-        return self.as_heads.heads
+        return max(len(head.bias_tokens) for head in self.as_heads.heads)
 
     @cached_property
     def as_heads(self) -> Program:
@@ -376,9 +363,9 @@ class Program:
         """The program in float64; self values read `z` (default y). Multiples are summed first: they nearly cancel."""
         multiple, constant = self.mean(y)
         source = y if z is None else z
-        if self.line is not None:
-            return np.asarray(source * (self.line.evaluate(y) * multiple + constant))
-        return np.asarray(source * multiple + constant)
+        if self.line is None:
+            return np.asarray(source * multiple + constant)
+        return np.asarray(source * (self.line.evaluate(y) * multiple + constant))
 
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the heads, the linear term and the constant are `own multiple + constant`."""
@@ -411,7 +398,7 @@ class Program:
         )
 
 
-_RESCALING_ERROR = 2.0**-40  # of all coefficients of a fitted program in float64, over max(1,
+_RESCALING_ERROR = 2.0**-40  # of all coefficients of a fitted program in float64, over max(1, |f|)
 MARGIN = 1.05  # on maxima over a grid, which may be larger between the points
 _EVALUATION_ROUNDING = 2.0**-48  # smaller changes are that of the evaluations compared
 _LARGEST_POINT = 2.0**128  # beyond the numbers of all types that coefficients have
@@ -466,6 +453,146 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool, cond
     return replace(result, coefficient_error=change) if change or conditioned else program
 
 
+# -- groups of heads, as the forms write them --------------------------------------------------------------------------
+#
+# Each group is one head per neuron over {self, bias tokens}. Terms outside the program's heads become heads too:
+#
+# - A linear term l z beside a single head whose values are multiples of z is spread over that head's keys, as the
+#   weights sum to one: the weight of a bias token is the self weight of another head, with that key and the self key
+#   exchanged. Thus Mish becomes y p_1 + y p_2, without cancellation. `spread_error` bounds the rounding of these sums.
+# - Otherwise `linear z + constant` is a head that attends only to itself (Theorem 7): no bias tokens, weight 1.
+
+
+@dataclass(frozen=True)
+class Group:
+    """One head per neuron, with c 0 or 1; the factor is that of its output."""
+
+    head: Head
+    factor: float = 1.0
+
+    @property
+    def bias_tokens(self) -> int:
+        return len(self.head.bias_tokens)
+
+    @property
+    def dimension(self) -> int:
+        """d_head of queries and keys: y alone, or (y, 1) where logits have offsets."""
+        return 2 if any(offset for _, offset in self.head.logits) else 1
+
+
+def groups_of(program: Program) -> tuple[Group, ...]:
+    """The groups of a program, in order; at least one."""
+    heads = list(program.heads)
+    if program.linear != 0.0 and spreads(program):
+        heads = spread(heads[0], program.linear)
+    elif program.linear != 0.0 or program.constant != 0.0:
+        heads.append(Head(beta=0.0, bias_tokens=(), c=program.linear, d=program.constant))
+    return tuple(map(group_of, heads))
+
+
+def spreads(program: Program) -> bool:
+    """Whether a linear term of the program can be spread over the keys of its only head."""
+    return len(program.heads) == 1 and program.constant == 0.0 and program.heads[0].multiples is not None
+
+
+def spread_error(program: Program, dtype: DTypeLike) -> float:
+    """The largest relative change from rounding the spread coefficients to a type."""
+    if program.linear == 0.0 or not spreads(program):
+        return 0.0
+    sums = np.asarray([value for value in (program.heads[0].c + program.linear, program.linear) if value != 0.0])
+    return float(np.max(np.abs(sums.astype(dtype).astype(np.float64) / sums - 1.0)))
+
+
+def stored(program: Program, dtype: DTypeLike, *, factored: bool = False, conditioned: bool = False) -> Program:
+    """The program with coefficients as a form stores them in a type (`Head.rounded`), and what that changes."""
+    made = program.rounded(dtype, factored=factored, conditioned=conditioned)
+    # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
+    return replace(made, coefficient_error=made.coefficient_error + spread_error(made, dtype))
+
+
+def spread(head: Head, linear: float) -> list[Head]:
+    """The heads of `head` plus `linear z`: one per key, with the others as its bias tokens."""
+    own = BiasToken(slope=head.beta, offset=head.gamma)
+    heads = [replace(head, c=head.c + linear)] if head.c + linear != 0.0 else []
+    for number, token in enumerate(head.bias_tokens):
+        others = (*head.bias_tokens[:number], own, *head.bias_tokens[number + 1 :])
+        heads.append(Head(beta=token.slope, gamma=token.offset, bias_tokens=others, c=linear))
+    return heads
+
+
+def group_of(head: Head) -> Group:
+    """The group of a head; a factor of its value is applied last, where it cannot overflow a value of weight 0."""
+    return Group(head) if head.c in (0.0, 1.0) else Group(head.unscaled(), head.c)
+
+
+# Heads of a gate have the same set of keys. Their softmax is computed once, and their sum is a weighted mean of
+# multiples of the value. Where slopes are an arithmetic progression, all weights are powers of one exponential.
+
+
+@dataclass(frozen=True)
+class SharedKey:
+    """One key as a graph stores it: logit `slope y + offset`, factor `weight` of its exponential.
+
+    The offset is 0 where it is in the weight; `part` is the weight times the value or multiple.
+    """
+
+    slope: float
+    offset: float
+    weight: float
+    part: float
+
+    @classmethod
+    def of(cls, slope: float, offset: float, value: float, largest: float = FACTORED) -> SharedKey:
+        """A key with its logit's offset factored out of the exponential, unless it is above `largest`."""
+        if abs(offset) > largest:
+            return cls(slope, offset, 1.0, value)
+        weight = math.exp(offset)
+        return cls(slope, 0.0, weight, weight * value)
+
+
+def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> tuple[float, tuple[float, ...], float] | None:
+    """(step, weights, part) of shared keys as a progression with exactly their numbers in a type, as for Mish.
+
+    Weights are w_j e^(j step y), j = 0, 1, ...; the last w and all multiples except the first are 1. `weights` are the
+    other w; `part` is the first weight times its multiple. None if the keys are not a progression.
+    """
+    narrow = partial(narrowed, dtype=dtype)
+    ascending = sorted(keys, key=lambda key: key.slope)
+    for ordered in (ascending, ascending[::-1]):
+        slopes = [narrow(key.slope) for key in ordered]
+        weights, parts = [narrow(key.weight) for key in ordered], [narrow(key.part) for key in ordered]
+        step = slopes[1] - slopes[0]
+        even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and narrow(step) == step
+        if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
+            return step, tuple(weights[:-1]), parts[0]
+    return None
+
+
+def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...], float]:
+    """The heads, or keys that several share, nonzero multiples first; and the remaining linear term.
+
+    A single group absorbs that term, since weights sum to one: a separate one loses digits (Mish at y = -15).
+    """
+    by_keys: dict[object, list[Head]] = {}
+    for number, head in enumerate(program.heads):
+        by_keys.setdefault(head.multiples or number, []).append(head)
+    alone = len(by_keys) == 1 and program.heads[0].multiples is not None
+    linear = program.linear if alone else 0.0
+    groups = (_shared(each, linear) if len(each) > 1 or linear != 0.0 else each[0] for each in by_keys.values())
+    return tuple(groups), program.linear - linear
+
+
+def _shared(heads: list[Head], linear: float) -> tuple[SharedKey, ...]:
+    multiples: dict[tuple[float, float], float] = {}
+    for head in heads:
+        own, *others = head.logits
+        for other in others:
+            multiples.setdefault(other, linear)
+        multiples[own] = multiples.get(own, linear) + head.c
+    keys = [SharedKey.of(slope, offset, multiple) for (slope, offset), multiple in multiples.items()]
+    return tuple(sorted(keys, key=lambda key: key.part == 0.0))
+
+
 # -- arithmetics: steepness of limits and negligible errors, by element type --------------------------------------
 
 
@@ -500,9 +627,7 @@ ARITHMETIC: dict[int, Arithmetic] = {
 }
 """Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
 
-steepness: SiLU(k y) / k is within 0.28 / k of ReLU everywhere, and equal bit for bit once |k y| > 104, where the
-exponential is 0 or infinite: with k = 2^40, for |y| > 1e-10. tolerance: half a unit in the last place of 1; bfloat16
-uses float16's, since one more bias token costs little, and its own would leave GELU at 1.5e-3. small: balances the
-error of the limit, 2/3 (e g)^2, which bounds |g| at 3,500 (float32), 630 (float64, clipped gates only) and beyond every
-float16, against float64's rounding over e, 2e-9 and 2e-8.
+tolerance: half a unit in the last place of 1; bfloat16 uses float16's, since one more bias token costs little, and its
+own would leave GELU at 1.5e-3. small: balances the error of the limit, which bounds |g| at 3,500 (float32), 630
+(float64, clipped gates only) and beyond every float16, against float64's rounding over e, 2e-9 and 2e-8.
 """

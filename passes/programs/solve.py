@@ -1,7 +1,6 @@
 """Solving for the parameters of an activation, from a few values of an unknown function.
 
-A solver returns None where the function cannot be its activation. Parameters are candidates only: the caller
-(`passes.match.identify`) compares the activation with the function on a whole grid.
+A solver returns candidates, which `passes.match.identify` tests on a whole grid, or None for another activation.
 """
 
 from __future__ import annotations

@@ -139,6 +139,8 @@ def _minus_one(f: Arithmetic, x: Array) -> Array:
     return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
 
 
+BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # operators whose operands broadcast
+
 NONLINEAR = frozenset(
     [
         *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Clip", "Shrink"),

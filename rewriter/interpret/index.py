@@ -27,8 +27,7 @@ from passes.forms.softmax import neuron_scores
 from passes.match.projections import Projection, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
-from passes.programs.groups import Group
-from passes.programs.program import BiasToken
+from passes.programs.program import BiasToken, Group
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically

@@ -313,7 +313,7 @@ def norm_apart(view: GraphView, constants: Constants, data: str) -> Norm | None:
 
 # -- form `whole` ------------------------------------------------------------------------------------------------------
 
-_WEIGHED = "/p_q_W_QK"  # ends the names that `passes.whole.network` gives to positions by W_QK
+_WEIGHED = "/p_q_W_QK"  # ends the names that `passes.whole` gives to positions by W_QK
 
 
 def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,13 +15,11 @@ from functools import cached_property
 from itertools import accumulate, product
 
 from passes.conversion import decide
-from passes.match.blocks import Block, Dataflow
-from passes.match.names import Namer
+from passes.match.blocks import Block, Dataflow, Namer
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import ALREADY, Options
 from passes.plan import Plan
-from passes.programs.groups import Group, groups_of
-from passes.programs.program import Program
+from passes.programs.program import Group, Program, groups_of
 from passes.record import Made, with_operators
 from rewriter.arrays import Array
 from rewriter.graph.view import GraphView, LostError, Miss

@@ -19,11 +19,11 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import linear_operator, made_linearly
-from passes.sizes import BROADCAST
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
+from rewriter.evaluate.scalar import BROADCAST
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.elementwise import NONLINEAR

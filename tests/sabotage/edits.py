@@ -31,8 +31,7 @@ import numpy as np
 import onnx
 
 from passes.conversion import Conversion
-from passes.match.lower import Lowered
-from passes.plan import Plan
+from passes.plan import Lowered, Plan
 from tests.cases import result_of
 from tests.changes import Nodes, change_values, copied, nodes_of, rename, set_nodes, weight
 from tests.sabotage import changes

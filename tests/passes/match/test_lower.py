@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from passes.match.lower import lower
+from passes.plan import lower
 from rewriter.graph.fused import FUSED
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.match.lower import lower
+from passes.plan import lower
 from rewriter import inspect, rewrite, validate
 from tests.cases import proved
 from tests.changes import run

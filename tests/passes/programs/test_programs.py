@@ -11,8 +11,7 @@ from benchmarks.fit import float32
 from passes.programs.activations import ACTIVATIONS
 from passes.programs.closed_forms import gate
 from passes.programs.fitted import cheapest, fitted_programs
-from passes.programs.groups import by_keys
-from passes.programs.program import ARITHMETIC, Arithmetic, BiasToken, Head, Program
+from passes.programs.program import ARITHMETIC, Arithmetic, BiasToken, Head, Program, by_keys
 
 Array = NDArray[np.float64]
 
