@@ -13,7 +13,7 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Field, Unsupported, Value, lifted
-from rewriter.evaluate.moves import masks_of
+from rewriter.evaluate.moves import joint_masks, masks_of
 from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
@@ -30,17 +30,14 @@ _HALF = Fraction(1, 2)
 @elementwise("Add")
 def add(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
-    masks = None if x.masks is None and y.masks is None else masks_of(x) + masks_of(y)
-    return Value(call.f.add(x.entries, y.entries), masks, whole=x.whole and y.whole)
+    return Value(call.f.add(x.entries, y.entries), joint_masks(np.add, x, y), whole=x.whole and y.whole)
 
 
 @elementwise("Sub")
 def _sub(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
-    masks = None
-    if x.masks is not None or y.masks is not None:
-        difference = masks_of(x) - masks_of(y)
-        masks = difference if (difference >= 0).all() else None
+    more = joint_masks(np.subtract, x, y)
+    masks = None if more is None or (more < 0).any() else more
     return Value(call.f.sub(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
@@ -288,11 +285,12 @@ def _extreme(call: Call, x: Any, *others: Any) -> Any:
 def _larger(call: Call, x: Value, y: Value) -> Value:
     """The larger entry, or the smaller; one with more masking constants is below any other."""
     f, largest = call.f, call.kind == "Max"
-    entries, masks = (f.maximum if largest else f.minimum)(x.entries, y.entries), None
-    if x.masks is not None or y.masks is not None:
-        sign = f.masks_decide(masks_of(x) - masks_of(y))
+    entries = (f.maximum if largest else f.minimum)(x.entries, y.entries)
+    more = joint_masks(np.subtract, x, y)
+    if more is not None:
+        sign = f.masks_decide(more)
         entries = np.where(sign == 0, entries, np.where((sign > 0) == largest, x.entries, y.entries))
-        masks = (np.minimum if largest else np.maximum)(masks_of(x), masks_of(y))
+    masks = joint_masks(np.minimum if largest else np.maximum, x, y)
     return Value(entries, masks, whole=x.whole and y.whole)
 
 
@@ -343,8 +341,9 @@ def _compared(call: Call, x: Any, y: Any) -> Any:
     difference = call.f.sub(x.entries, y.entries)
     sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)
     sign = np.where(x.entries == y.entries, 0, sign)
-    if x.masks is not None or y.masks is not None:
-        masked = call.f.masks_decide(masks_of(x) - masks_of(y))
+    more = joint_masks(np.subtract, x, y)
+    if more is not None:
+        masked = call.f.masks_decide(more)
         sign = np.where(masked == 0, sign, masked)
     return INTEGERS[call.kind](sign, 0)
 
