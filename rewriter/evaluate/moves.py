@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -199,7 +198,7 @@ def where(call: Call, condition: Any, x: Any, y: Any) -> Any:
     chosen = condition.entries != 0 if isinstance(condition, Value) else condition
     if not isinstance(x, Value) and not isinstance(y, Value):
         return np.where(chosen, x, y)
-    return _moved_together(partial(np.where, chosen), call.lift(x), call.lift(y))
+    return _moved_together(lambda one, two: np.asarray(np.where(chosen, one, two)), call.lift(x), call.lift(y))
 
 
 @operator("Pad", moves=True)

@@ -205,15 +205,10 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-def view_graph(
-    graph: onnx.GraphProto,
-    typed: onnx.GraphProto,
-    opset_versions: Mapping[str, int],
-    outer: GraphView | None = None,
-    *,
-    where: str = "",
-    path: Path = (),
-) -> GraphView:
+def _view(
+    graph: onnx.GraphProto, typed: onnx.GraphProto, versions: Mapping[str, int], outer: GraphView | None = None,
+    where: str = "", path: Path = (),
+) -> GraphView:  # fmt: skip
     """Index one graph: the main graph, or a body that also sees the tensors of `outer`; `typed` has its types."""
     declared = [value.name for value in graph.input]
     own = {tensor.name: tensor for tensor in graph.initializer}
@@ -240,7 +235,7 @@ def view_graph(
         inputs=tuple(name for name in declared if name not in own),
         outputs=tuple(value.name for value in graph.output),
         types=declared_types(typed, {} if outer is None else outer.types),
-        opsets=opset_versions,
+        opsets=versions,
         path=path,
     )
 
@@ -261,21 +256,15 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
 
     An inner view includes the initializers and the types of the graphs around it.
     """
-    inferred = inferred_graph(model)
-    pending = [(view_graph(model.graph, inferred, opsets(model.opset_import)), inferred)]
+    inferred, versions = inferred_graph(model), opsets(model.opset_import)
+    pending = [(_view(model.graph, inferred, versions), inferred)]
     for outer, typed in pending:  # which grows
         # Both have the same nodes in the same order, so that its bodies can be paired by position.
         for node, typed_node in zip(outer.nodes, typed.node, strict=True):
-            for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
-                inner = view_graph(
-                    graph,
-                    typed_graph,
-                    outer.opsets,
-                    outer,
-                    where="/".join(part for part in (outer.where, node.name or node.op_type, attribute) if part),
-                    path=(*outer.path, (holder_name(node), attribute)),
-                )
-                pending.append((inner, typed_graph))
+            for (attribute, graph), (_, inner) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
+                where = "/".join(filter(None, (outer.where, node.name or node.op_type, attribute)))
+                path = (*outer.path, (holder_name(node), attribute))
+                pending.append((_view(graph, inner, versions, outer, where, path), inner))
     return tuple(view for view, _ in pending)
 
 
