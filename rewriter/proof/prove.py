@@ -64,12 +64,11 @@ def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str
             ours, other = type_of(value.type), theirs.get(names.get(value.name, value.name))
             if other is None or not ours.elem_type or not other.elem_type:
                 continue
+            sizes = [[dim for dim in kind.shape or () if isinstance(dim, int)] for kind in (ours, other)]
             if ours.elem_type != other.elem_type:
                 kinds = f"{elem_name(other.elem_type)} instead of {elem_name(ours.elem_type)}"
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {kinds}")
-            elif what == "input" and [d for d in other.shape or () if isinstance(d, int)] != [
-                d for d in ours.shape or () if isinstance(d, int)
-            ]:
+            elif what == "input" and sizes[0] != sizes[1]:
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
 
 

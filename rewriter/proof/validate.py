@@ -205,7 +205,7 @@ class Judge:
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points: dict[Place, Point] = {}
-        for point in (*_certified(certificate), *_mixtures(old), *_claimed(claims, old), *self.noise):
+        for point in (*_noise(certificate, claims, old), *self.noise):
             points.setdefault(point.place, point)
         runs = {name: self._provider(name, (old, new), before, after, (*points.values(),)) for name in providers}
         failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
@@ -333,23 +333,21 @@ def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str,
             )
 
 
-def _certified(certificate: Certificate) -> Iterator[Point]:
-    for each in certificate.regions:
-        yield Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
+def _noise(certificate: Certificate, claims: Sequence[Claim], side: Side) -> Iterator[Point]:
+    """The tensors of the original that get noise: certified activations, mixtures of experts, replaced activations.
 
-
-def _claimed(claims: Sequence[Claim], side: Side) -> Iterator[Point]:
-    """Activations that were replaced: where the replacement is equal by value, the certificate does not list them."""
+    The latter because a certificate does not list an activation whose replacement is equal by value.
+    """
+    for region in certificate.regions:
+        ends = region.leaves[0], region.linear_in or ""
+        yield Point(region.original, region.path, region.elem_type, region.bound.bound, *ends)
+    for view, node in _nodes(side):
+        if key_of(node) in EXPERTS:
+            yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
     for each in claims:
         made = side.views[each.path].producer.keys() if each.path in side.views else ()
         if each.output in made and each.gate in made:
             yield Point(each.output, each.path, each.elem_type, argument=each.gate)
-
-
-def _mixtures(side: Side) -> Iterator[Point]:
-    for view, node in _nodes(side):
-        if key_of(node) in EXPERTS:
-            yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
 
 
 def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
