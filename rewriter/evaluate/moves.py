@@ -76,7 +76,7 @@ def _reshaped(call: Call, t: Array, dims: Sequence[int]) -> Array:
 
 
 def as_matrix(t: Array, axis: int) -> Array:
-    """As a matrix: the axes before one, and that and those behind it."""
+    """As a matrix: the axes before `axis` are the rows, the others the columns."""
     axis = axis + t.ndim if axis < 0 else axis
     return t.reshape(math.prod(t.shape[:axis]), math.prod(t.shape[axis:]))
 
@@ -90,7 +90,7 @@ _SHAPED: Mapping[str, tuple[str, Callable[[Call, Array, Any], Array]]] = {
     "Expand": ("shape", lambda _, t, shape: np.broadcast_to(t, np.broadcast_shapes(t.shape, tuple(shape)))),
     "Tile": ("repeats", lambda _, t, repeats: np.tile(t, repeats)),
 }
-"""Operators that give a tensor another shape, each with the attribute or operand that says which."""
+"""Operators that change a tensor's shape, each with the attribute or operand that specifies it."""
 
 
 @operator(*_SHAPED, moves=True)
@@ -115,7 +115,7 @@ def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any =
     places, strides = call.integers("axes", axes, range(len(begin))), call.integers("steps", steps, [1] * len(begin))
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(begin, call.integers("ends", ends), places, strides, strict=True):
-        # As in Python, but that a backward slice from before the first entry begins at the first.
+        # As in Python, except that a backward slice from before the first entry starts at the first.
         cut[axis] = slice(max(start, -x.shape[axis]) if step < 0 else start, end, step)
     return call.move(x, lambda t: t[tuple(cut)])
 

@@ -1,6 +1,6 @@
 """Nodes that no row computes: those on plain arrays, and If and Loop.
 
-The first are run by the runtime's own kernels, bit by bit. Of the others, the bodies are evaluated as often as
+The former are run by the runtime's own kernels, bit by bit. The bodies of the latter are evaluated as often as
 conditions and trip counts say, which must be known.
 """
 
@@ -125,7 +125,7 @@ def _loop(call: Call, operands: Sequence[Any], environment: MutableMapping[str, 
 
 
 def _stacked(call: Call, info: onnx.ValueInfoProto, slices: Sequence[Any]) -> Any:
-    """What the iterations yield, along a new first axis."""
+    """The values that the iterations yield, along a new first axis."""
     if slices:
         return concatenated(call, [call.move(each, lambda t: t[None]) for each in slices], 0)
     kind = info.type.tensor_type

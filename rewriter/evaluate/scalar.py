@@ -300,18 +300,18 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     for name, bound, extreme in (("min", low, call.f.maximum), ("max", high, call.f.minimum)):
         stated = np.float32(call.get(name)) if bound is None and name in call.attributes else bound
         if stated is not None and not _unreached(call, stated, below=name == "min"):
-            # Not as Max, for which a large negative number is a mask: this one acts.
+            # Unlike for Max, a large negative number is no mask here: it clips.
             entries, masks = extreme(made.entries, call.entries(stated)), made.masks
             if name == "min" and isinstance(stated, (np.ndarray, np.generic)) and masks is not None:
                 lowest = np.asarray(stated, np.float64) > call.f.low
                 entries = np.where(lowest & (masks >= INFINITE), call.entries(stated), entries)
-                masks = np.where(lowest, 0, masks)  # what is raised to a small number masks no more
+                masks = np.where(lowest, 0, masks)  # an entry raised to a small number no longer masks
             made = Value(entries, masks, whole=made.whole, grid=made.grid)
     return made
 
 
 def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
-    """Whether no number is beyond a bound: it is infinite, or the last of its type; or taken to be."""
+    """Whether no number is beyond a bound: it is infinite, or the last of its type, or treated so (`is_far`)."""
     if isinstance(bound, Value) or bound.dtype.kind != "f":
         return False
     number = float(np.asarray(bound).item())

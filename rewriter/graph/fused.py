@@ -115,7 +115,7 @@ def with_parts(
 
 
 def _written(*texts: str) -> Definition:
-    """By the text with as many operands as a node has; its tensors are the suffixes of new names."""
+    """Expand by the text with as many operands as the node; its tensors are the suffixes of new names."""
 
     @functools.cache
     def functions() -> list[onnx.FunctionProto]:

@@ -32,7 +32,7 @@ Other = TypeVar("Other")
 Path = tuple[tuple[str, str], ...]
 """From the main graph to a body: at each step the first output of the node that holds it, and its attribute.
 
-Names survive what replacements do to the order and number of nodes, indices do not.
+Names survive replacements, which change the order and number of nodes; indices do not.
 """
 
 Place = tuple[Path, str]  # a tensor: the path of its graph, and its name, which is unique only in that graph

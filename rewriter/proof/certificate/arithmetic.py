@@ -26,11 +26,11 @@ class Undecided(Exception):  # noqa: N818 - not an error: a smaller cell may be 
 
 
 class NumberSystem(Generic[V]):
-    """What `evaluate` needs, with what holds where an arithmetic knows no better."""
+    """The operations that `evaluate` needs, with defaults for an arithmetic that knows no better."""
 
     @abstractmethod
     def line(self, line: Line) -> V:
-        """The function a y + b: a constant, y itself, and what an arithmetic may know better than by its parts."""
+        """The function a y + b: a constant, y itself, or a line, which may be enclosed better than its parts."""
 
     @abstractmethod
     def div(self, a: V, b: V) -> V:
@@ -98,7 +98,7 @@ class Taylor(NumberSystem[arb_series]):
         return arb_series([arb.pi()])
 
     def line(self, line: Line) -> arb_series:
-        """The function a y + b: of wide balls, the difference of two steep lines knows less than its line."""
+        """The function a y + b, enclosed as one: for wide balls, a difference of steep lines is less precise."""
         # Products round radii up, even those with 1.
         start = self.centre if line == (fmpq(1), fmpq(0)) else line[0] * self.centre + line[1]
         return arb_series([start, *([line[0]] if line[0] != 0 else [])])

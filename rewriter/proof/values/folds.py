@@ -26,7 +26,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
-from rewriter.graph.view import label
+from rewriter.graph.view import label, needed
 from rewriter.text import one_line, quoted
 
 ULPS = 4.0
@@ -94,7 +94,7 @@ def _rounds(y: Array) -> bool:
 
 
 class Contents:
-    """Arrays by what is in them, in any shape, or transposed if they are matrices."""
+    """Arrays by their content, in any shape, or transposed if they are matrices."""
 
     def __init__(self, arrays: Iterable[Array]) -> None:
         self._by_sample: dict[object, list[Array]] = {}
@@ -285,11 +285,9 @@ class _ConstantIndex:
 
     def _units(self, name: str, x: Array) -> Array:
         """Entry by entry, how much a computed tensor changes if constants change in their last places."""
-        nodes, wanted = list[onnx.NodeProto](), {name}
-        for node in reversed(self._program.graph.node):
-            if not wanted.isdisjoint(node.output):
-                nodes.append(node)
-                wanted.update(node.input)
+        every = self._program.graph.node
+        nodes = [every[place] for place in needed(every, [name])]
+        wanted = {name}.union(*(node.input for node in nodes))
         known = {each: self._known[each] for each in wanted if each in self._known}
         given = {each: y for each, y in known.items() if not any(each in node.output for node in nodes)}
         random, values = np.random.default_rng(x.size), list[Array]()
@@ -300,7 +298,7 @@ class _ConstantIndex:
             }
             evaluator = Evaluator(self._program, Floats(), {}, in_reals=True)
             try:
-                for node in reversed(nodes):
+                for node in nodes:
                     evaluator.node(node, environment)
                 made = environment[name]
                 values.append(made.entries if isinstance(made, Value) else made)

@@ -80,7 +80,7 @@ class _Side:
 
     # -- what tensors are computed from
     def number(self, name: str) -> str:
-        """A digest of what a tensor is computed from, by the `ids` of what is before it."""
+        """A digest of what a tensor is computed from, which uses the `ids` of its operands."""
         constant, node = self.constant(name), self.makers.get(name)
         if constant is not None:
             return _of_constant(constant)
@@ -124,8 +124,8 @@ class _Side:
 def departs(a: Program, b: Program, names: Mapping[str, str], runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> str:
     """Why equal values at some points are not known to be equal at every size; empty if they are.
 
-    `names` are those of A that B calls otherwise. `runs` are the evaluations of both, with fingerprints at the first
-    point; without any, the same operators must compute all outputs from the same constants and inputs.
+    `names` maps names of A to those of B where they differ. `runs` are the evaluations of both, with fingerprints at
+    the first point; without any, the same operators must compute all outputs from the same constants and inputs.
     """
     sides = _Side(a, {}, runs[0]), _Side(b, {new: old for old, new in names.items()}, runs[1])
     return _Anchors(*sides).why(names)
@@ -184,7 +184,7 @@ class _Anchors:
     def _row_by_row(
         self, side: _Side, name: str, count: tuple[int, ...], anchored: Container[str], ends: set[str]
     ) -> str:
-        """What is not computed row by row between a tensor and anchored ones, which join `ends`; empty if all is."""
+        """Why the path from anchored tensors, which are added to `ends`, is not row by row; empty if it is."""
         pending, seen, first = [name], {name}, True
         while pending:
             each = pending.pop()
@@ -303,7 +303,7 @@ _RULES: Mapping[str, Callable[[_Step], bool]] = {
     **dict.fromkeys(("Slice", *_REDUCED), _along_axes),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
 }
-"""Whether an operator acts on rows; those of a single entry are told by where the table has them."""
+"""Whether an operator acts on rows; elementwise ones are recognised by the module of their row in the table."""
 
 
 def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
@@ -325,7 +325,7 @@ def _in_front(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _of_shape(side: _Side, name: str) -> bool:
-    """Whether a shape is put together of sizes of tensors and constants."""
+    """Whether a shape is composed of sizes of tensors and constants."""
     pending, seen = [name], set[str]()
     while pending:
         each = pending.pop()

@@ -1,4 +1,4 @@
-"""Follows single entries of an evaluation backwards, to what function they are of other entries.
+"""Traces single entries of an evaluation back to the function of other entries that they are.
 
 What is read here is a proposal, and never believed: whoever uses it checks in the field that it is right. An entry that
 has the residue of a leaf is that leaf, and a factor that is 0 ends the walk, so that of a masked weight matrix or of
@@ -43,9 +43,9 @@ _MOST_STEPS, _MOST_MOVED = 20_000, 2**22
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
 """The numerator and the denominators of a short number."""
 UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
-"""What a walk runs into where names or shapes are not what they seem."""
+"""Exceptions raised by a walk where names or shapes are unexpected."""
 _OPEN = ex.symbol("open")
-"""An end of a Clip that is left out."""
+"""An omitted bound of a Clip."""
 
 
 class Kept(Fingerprints):
@@ -208,7 +208,7 @@ class Walk:
         return self.at(node.input[place], (0,) * value.ndim)
 
     def _moved(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
-        """The entry that was moved here: the operator applied to the numbers of entries, from 1, says which."""
+        """The entry that was moved here, found by applying the operator to the numbers of entries, from 1."""
         given = self._run.operands(node)
         moved = [is_float(each) and not (place and node.op_type == "Pad") for place, each in enumerate(given)]
         ends = np.cumsum([each.size if move else 0 for each, move in zip(given, moved, strict=True)])
@@ -393,7 +393,7 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
 
 
 def _far(field: Field, end: Expression, *, below: bool) -> bool:
-    """Whether an end of a Clip is taken to be reached by no number, as the evaluation takes it."""
+    """Whether a bound of a Clip is treated as unreachable, as in the evaluation."""
     return isinstance(end.value, fmpq) and is_far(field, int(end.value.p) / int(end.value.q), below=below)
 
 
