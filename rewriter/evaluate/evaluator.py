@@ -27,7 +27,7 @@ from rewriter.evaluate import attention, moves, products, quantised, reductions 
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Modulus, Unsupported, Value, is_float, keep_digest
 from rewriter.evaluate.nodes import CONTROL, Kernels, control
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
-from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
+from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.fused import FUSED, SATURATING, saturating, with_parts
@@ -37,7 +37,6 @@ from rewriter.graph.walk import iter_nodes, reads, subgraphs, with_distinct_name
 from rewriter.text import one_line
 
 _OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training")
-RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """Exceptions raised while evaluating an invalid node."""
 _SHAPES = {"Shape", "Size"}
@@ -357,7 +356,7 @@ class Evaluator:
         """
         if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
             raise Unsupported("it is not in the table of operators")
-        if any(each in call.kind for each in RANDOM) or subgraphs(call.node):
+        if is_random(call.kind) or subgraphs(call.node):
             raise Unsupported("it draws numbers, or has a body")
         f = self.arithmetic
         drawn = [f.drawn(each) if isinstance(each, Value) else each for each in operands]
@@ -402,7 +401,7 @@ class Evaluator:
                 return found(call, *lifted)
         if found is not None and kind in (MOVES if floats else ALWAYS):
             return self.program.moved(call, found, operands)
-        if any(each in kind for each in RANDOM):
+        if is_random(kind):
             raise Unsupported("it draws numbers")
         if kind in INTEGERS and all(each.dtype.kind in "biu" for each in operands):
             return np.asarray(INTEGERS[kind](*operands))

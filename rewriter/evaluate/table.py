@@ -119,5 +119,10 @@ def row(domain: str, name: str) -> Operator | None:
     return next((OPERATORS[each, name] for each in (domain, *DOMAINS) if (each, name) in OPERATORS), None)
 
 
+def is_random(name: str) -> bool:
+    """Whether an operator draws random numbers, so that its outputs differ from run to run."""
+    return any(each in name for each in ("Random", "Multinomial", "Bernoulli", "Sampling"))
+
+
 def tuple_of(outputs: Any) -> Sequence[Any]:
     return outputs if isinstance(outputs, tuple) else (outputs,)

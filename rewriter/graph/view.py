@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 import rewriter.evaluate.moves as rows
+from rewriter.evaluate.table import is_random
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.walk import own_names, reads, subgraphs
 
@@ -24,8 +25,6 @@ ONNX_DOMAINS = ("", "ai.onnx")  # spellings of the default operator domain
 
 PARTS, REARRANGED, SAME_ENTRIES, SAME_NUMBERS = rows.PARTS, rows.REARRANGED, rows.SAME_ENTRIES, rows.SAME_NUMBERS
 _QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
-_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-"""Operators whose outputs differ from run to run for the same operands."""
 
 Other = TypeVar("Other")
 
@@ -84,7 +83,7 @@ class GraphView:
         constant = set(self.initializers)
         for node in self.nodes:  # in topological order, so one pass finds them all
             # A body may capture anything, so a control-flow node is never counted as constant.
-            if node.op_type in _RANDOM or subgraphs(node):
+            if is_random(node.op_type) or subgraphs(node):
                 continue
             named = [name for name in _operands(node) if name]
             # A node without operands is constant only if it is a Constant: a custom operator may produce anything.

@@ -21,6 +21,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.errors import RewriteError
+from rewriter.evaluate.table import MICROSOFT
 
 _MOST_BITS = 2**17  # of numerator and denominator: products of products double them
 FUNCTIONS = ("exp", "erf", "softplus", "sqrt")  # the transcendental and algebraic functions of one operand
@@ -362,7 +363,6 @@ def _swish(x: Sequence[Expression], attributes: Attributes) -> Expression:
     return mul(x[0], sigmoid(mul(_float(attributes, "alpha"), x[0])))
 
 
-MICROSOFT = "com.microsoft"
 OPERATORS: Mapping[tuple[str, str], Rule] = {
     **{("", name): _fold(build) for name, build in (("Add", add), ("Sub", sub), ("Mul", mul), ("Div", div))},
     **{("", name): _fold(build) for name, build in (("Sum", add), ("Max", maximum), ("Min", minimum))},

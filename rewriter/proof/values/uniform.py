@@ -20,14 +20,15 @@ import numpy as np
 import onnx
 
 from rewriter.evaluate.arithmetic import content
-from rewriter.evaluate.evaluator import RANDOM, Program
-from rewriter.evaluate.table import row
+from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.moves import SAME_ENTRIES
+from rewriter.evaluate.table import is_random, row
 from rewriter.graph.view import constant_of, key_of, label
 from rewriter.graph.walk import subgraphs
 from rewriter.proof.values.prints import Fingerprints
 
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
-_RESHAPING = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+_RESHAPING = SAME_ENTRIES - {"Identity", "Dropout"}
 _OF_SHAPES = {"Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Mul", "Reshape", "Identity"}
 _MOST_CONE = 2_000  # nodes between two anchors
 
@@ -103,7 +104,7 @@ class _Side:
         place = list(node.output).index(name)
         bodies += enumerate(self.functions.get((node.domain, kind), ()))
         made = _digest(domain, self.program.opsets.get(domain), kind, tuple(operands), attributes, place, bodies)
-        if any(each in kind for each in RANDOM) or (kind == "Dropout" and len(node.input) > 2):
+        if is_random(kind) or (kind == "Dropout" and len(node.input) > 2):
             self._draws[made] += 1  # one draw is not another
             return _digest(made, self._draws[made])
         return made
