@@ -29,7 +29,7 @@ from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
-from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
+from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, renaming, run_model, told
 from rewriter.proof.settings import Settings
 
@@ -238,6 +238,7 @@ class Judge:
         ways = [Way(provider, optimise) for optimise in (False, True)]
         (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
         outputs = [value.name for value in self.original.proto.graph.output]
+        results = [*plain.results, *(case for way in ways for case in after.ways[way].results)]
 
         def judgements(points: Sequence[Point]) -> dict[tuple[str, Way], Judgement]:
             noise = noisy(
@@ -248,7 +249,7 @@ class Judge:
             variants = [old.results, *noise.get(ways[0], ())]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
-                for output in names_in(plain.results, *(after.ways[way].results for way in ways))
+                for output in dict.fromkeys(name for case in results for name in case)
                 if any(output == name or output.startswith(f"{name}[") for name in outputs)  # B may have more
                 for way in ways
             }

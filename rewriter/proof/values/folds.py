@@ -209,11 +209,7 @@ def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[
 
 
 def _lifted(x: Array, *, inverse: bool = False) -> Residues:
-    def residues(field: Field) -> Array:
-        entries = field.lift(x).entries
-        return field.inv(entries) if inverse else entries
-
-    return residues
+    return lambda field: field.inv(field.lift(x).entries) if inverse else field.lift(x).entries
 
 
 # -- the search ------------------------------------------------------------------------------------------------------
