@@ -29,7 +29,7 @@ _SIGNATURE = ("input", "output")
 
 
 def difference(a: LoadedModel, b: LoadedModel, names: Mapping[str, str] | None = None) -> GraphDifference:
-    """Compare two files; `names` are inputs and outputs of A that B calls otherwise. ModelError for unreadable data."""
+    """Compare two files; `names` maps inputs and outputs of A to their names in B. Raises ModelError."""
     known: dict[tuple[int, ...], str] = {}
     left, right = (_weights(model, known) for model in (a, b))
     tensors = tuple(_weight_changes(a, b, left, right))
@@ -113,7 +113,7 @@ def apart(a: Array, b: Array) -> str:
 
 
 def _stated(proto: onnx.ModelProto, used: set[str], names: Mapping[str, str]) -> dict[tuple[str, str], str]:
-    """Kind and name of an entry to what it says; `used` are the domains of operators."""
+    """Maps kind and name of an entry to its text; `used` are the domains of operators."""
     producer = f"{decoded(proto.producer_name)} {decoded(proto.producer_version)}".strip()
     about = {"IR version": str(proto.ir_version), "producer": producer, "graph": decoded(proto.graph.name)}
     signature = {what: _signature(proto, what, names) for what in _SIGNATURE}
@@ -130,7 +130,7 @@ def _stated(proto: onnx.ModelProto, used: set[str], names: Mapping[str, str]) ->
 
 
 def _signature(proto: onnx.ModelProto, what: str, names: Mapping[str, str]) -> dict[str, tuple[onnx.TypeProto, bool]]:
-    """Name to type, and whether there is a default; `names` maps names that differ here."""
+    """Maps each name to its type and whether it has a default; `names` maps names of A to those used here."""
     back = {new: old for old, new in names.items()}
     given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
     return {back.get(value.name, value.name): (value.type, value.name in given) for value in getattr(proto.graph, what)}
@@ -157,7 +157,7 @@ def signature_differences(
 ) -> tuple[str, ...]:
     """Why two models cannot be run on the same inputs and compared, such as `output y: float32[2] in A, int64 in B`.
 
-    Names (but for `names`: of A, those that B calls otherwise) and element types must agree, and so must sizes that
+    Names (after renaming those of A by `names`) and element types must agree, and so must sizes that
     both declare; names of symbolic dimensions do not matter.
     """
     found: list[str] = []

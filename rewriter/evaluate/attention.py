@@ -2,8 +2,8 @@
 
     z = Softmax(scores) V,  scores = scale q k  [capped, plus a bias, and -infinity where a query does not see a key]
 
-Keys and values are those of the cache, then the new ones. It is written with the rows of its parts, so that what is
-known of masking constants is known here too.
+Keys and values are those of the cache, then the new ones. Attention is composed of the rows of its parts,
+which track masking constants.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def _cached(call: Call, past: Any, new: Any) -> Any:
 def _attended(
     call: Call, query: Any, key: Any, value: Any, *biases: Any, seen: Array | None = None, tail: Any = None
 ) -> tuple[Any, list[Any]]:
-    """What heads compute, and the stages of their scores: products, capped, with what is added, the pattern.
+    """The output of heads, and the stages of their scores: products, capped, biased, and the pattern.
 
     Operands are [batch, heads, tokens, channels]; heads of queries may share heads of keys. `seen`: whether a query
-    sees a key. `tail`: entries of a score beside those of the keys.
+    sees a key. `tail`: entries of an additional score.
     """
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
@@ -73,7 +73,7 @@ def _earlier(tokens: int, keys: int, before: Any) -> Any:
 
 
 def _kept(call: Call, mask: Any, batch: int, keys: int) -> Array | None:
-    """A mask of keys in onnxruntime's shapes as what is added to scores."""
+    """A mask of keys, in any of onnxruntime's shapes, as an addend of scores."""
     if mask is None:
         return None
     if isinstance(mask, Value):
@@ -199,7 +199,7 @@ def _normed(call: Call, x: Any, scale: Any, side: str) -> Any:
 
 
 def _columns(bias: Array, batch: int, places: Array) -> Array:
-    """Columns of a bias by the positions of keys; any where there is none."""
+    """Columns of a bias by the positions of keys; arbitrary where the bias has none."""
     bias = np.broadcast_to(bias, (batch, *bias.shape[1:]))
     return np.asarray(np.take_along_axis(bias, np.where(places < bias.shape[-1], places, 0)[:, None, None], -1))
 
@@ -222,7 +222,7 @@ def _positions(
     held_at = np.where(places < held, before[:, None] - held + places, _NOWHERE)
     gone = held + tokens - resident(total)[:, None] if windows else 0
     index = np.arange(space if windows else max(space, longest)) + gone
-    behind = np.where(index < space, index, space + tokens - 1)  # what was left of the cache stays there
+    behind = np.where(index < space, index, space + tokens - 1)  # the unused tail of the cache is unchanged
     index = np.where(index < held, index, np.where(index < held + tokens, index + space - held, behind))
     return held_at, index
 

@@ -28,7 +28,7 @@ from rewriter.evaluate import attention, moves, products, quantised, reductions 
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Modulus, Unsupported, Value, is_float, keep_digest
 from rewriter.evaluate.nodes import CONTROL, Kernels, control
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
-from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
+from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.fused import FUSED, SATURATING, saturating, with_parts
@@ -38,9 +38,8 @@ from rewriter.graph.walk import iter_nodes, reads, subgraphs, with_distinct_name
 from rewriter.text import one_line
 
 _OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training")
-RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
-"""What numpy and attribute look-ups raise for a node that no runtime would run."""
+"""Exceptions raised while evaluating an invalid node."""
 _SHAPES = {"Shape", "Size"}
 _SMALL_TABLE, _SMALL_WEIGHT = 32, 64
 _MAX_SMALL, _MAX_HELD = 2**16, 4
@@ -55,7 +54,7 @@ def _read(model: LoadedModel, tensor: onnx.TensorProto) -> Array:
 
 
 class Weights(Mapping[str, Array]):
-    """Initializers by name. Small ones are kept; of large ones the last few, since evaluations go in step."""
+    """Initializers by name. Small ones are cached; of large ones the last few, since evaluations run in lockstep."""
 
     def __init__(self, model: LoadedModel, tensors: Mapping[str, onnx.TensorProto]) -> None:
         def read(name: str) -> Array:
@@ -113,7 +112,7 @@ class Program:
         self.overridable = overridable_in(self.graph)
 
     def _once(self, make: Callable[[Any], _Made], message: Any) -> _Made:
-        """What is made of a graph or a node, which is held: its id is the key, and must not become another one's."""
+        """Cache what is derived from a graph or a node, which is kept alive: its id is the key."""
         key = make.__name__, id(message)
         if key not in self._made:
             self._made[key] = message, make(message)
@@ -121,7 +120,7 @@ class Program:
         return made
 
     def weights(self, graph: onnx.GraphProto) -> Any:
-        """The initializers of a graph, as `Weights`, which are read when they are asked for."""
+        """The initializers of a graph, as `Weights`, which are read lazily."""
         return self._once(self._weights, graph)
 
     def _weights(self, graph: onnx.GraphProto) -> Weights:
@@ -149,7 +148,7 @@ class Program:
         return _read(self._model, tensor)
 
     def moved(self, call: Call, operator: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        """What an operator makes of constants: the same arrays again for the evaluations in step, which share them."""
+        """The result of an operator on constants; evaluations in lockstep share the arrays."""
         node, given, made = self._moved
         same = node is call.node and len(given) == len(operands)
         if not (same and all(a is b for a, b in zip(given, operands, strict=True))):
@@ -163,7 +162,7 @@ class Program:
         return self._once(attributes, node)
 
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
-        """The nodes of a graph, each with the tensors that nothing behind it reads."""
+        """The nodes of a graph, each with the tensors that no later node reads."""
         return self._once(_nodes, graph)
 
 
@@ -221,7 +220,7 @@ class Evaluator:
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
         self.in_reals, self.replaced, self._names = in_reals, replaced or {}, names or {}
         self.opsets = program.opsets
-        # Of what is still needed.
+        # Tensors that are still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
         self._depth = 0  # of bodies
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
@@ -245,7 +244,7 @@ class Evaluator:
         return {name: self.environment[name] for name in names}
 
     def steps(self) -> Iterator[onnx.NodeProto]:
-        """Evaluate one node after the other, so that several evaluations can share a weight; what is next is given."""
+        """Evaluate node by node and yield the next one, so that several evaluations can share a weight."""
         graph = self.program.graph
         self.environment.update(self.replaced)
         self.fixed |= {tensor.name for tensor in graph.initializer if tensor.name not in self.program.overridable}
@@ -346,7 +345,7 @@ class Evaluator:
         return self._opaque(call, operands) if found is None else found(call, *operands)
 
     def _note_choice(self, call: Call, compared: Sequence[Array], made: Any) -> None:
-        """Note which integers were compared, up to the side, which results there were, and whether inputs decide."""
+        """Record which integers were compared (in either order), the results, and whether inputs decide them."""
         if not call.decided and any((each < 0).all() for each in compared):
             return  # no size is negative
         apart = np.unique(np.abs(np.subtract(*compared, dtype=np.float64)))
@@ -355,13 +354,13 @@ class Evaluator:
         self.choices[call.node.output[0]] = hash(apart.tobytes()), results, call.decided
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
-        """An operator that the table lacks, as a function of which nothing is known but its operator and operands.
+        """An operator that the table lacks, as an unknown function of its attributes and operands.
 
         Shapes, and results that are integers, are those of the runtime's kernel at numbers drawn from the operands.
         """
         if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
             raise Unsupported("it is not in the table of operators")
-        if any(each in call.kind for each in RANDOM) or subgraphs(call.node):
+        if is_random(call.kind) or subgraphs(call.node):
             raise Unsupported("it draws numbers, or has a body")
         f = self.arithmetic
         drawn = [f.drawn(each) if isinstance(each, Value) else each for each in operands]
@@ -406,14 +405,14 @@ class Evaluator:
                 return found(call, *lifted)
         if found is not None and kind in (MOVES if floats else ALWAYS):
             return self.program.moved(call, found, operands)
-        if any(each in kind for each in RANDOM):
+        if is_random(kind):
             raise Unsupported("it draws numbers")
         if kind in INTEGERS and all(each.dtype.kind in "biu" for each in operands):
             return np.asarray(INTEGERS[kind](*operands))
         return self.program.kernels.run(node, operands)
 
     def _in_reals(self, call: Call, operands: list[Any]) -> list[Any] | None:
-        """Constant floats as entries, where arithmetic on them is meant to be that of the reals."""
+        """Constant floats as entries, where arithmetic on them is that of the reals."""
         if call.kind == "DequantizeLinear" and operands[0].size > 1:
             number = Value(self.arithmetic.lift(operands[0]).entries, whole=True, grid=("q", str(operands[0].dtype)))
             return [number, *operands[1:]]
@@ -475,7 +474,7 @@ def _numbers(value: Any) -> Any:
 
 
 def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
-    """Run evaluations of one program node by node, all of them at once: for each, why it could not go on, or empty."""
+    """Run evaluations of one program in lockstep; returns why each failed, empty if it did not."""
     failed = ["" for _ in evaluators]
     running = {place: each.steps() for place, each in enumerate(evaluators)}
     while running:
@@ -484,7 +483,7 @@ def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
             try:
                 coming.append(next(steps))
             except (StopIteration, Unsupported) as error:
-                failed[place] = str(error)  # a StopIteration says nothing
+                failed[place] = str(error)  # a StopIteration has no message
                 del running[place]
         if len(coming) > 1 and coming[0].op_type == "MatMul":
             _multiply(coming[0].input, [evaluators[place] for place in running])
@@ -492,7 +491,7 @@ def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
 
 
 def _multiply(names: Sequence[str], evaluators: Sequence[Evaluator]) -> None:
-    """Multiply what evaluations have by a weight that they share, in one product for each prime."""
+    """Multiply operands of several evaluations by the weight that they share, in one product for each prime."""
     fields: dict[Modulus, tuple[Field, Array, list[Array]]] = {}
     for each in evaluators:
         x, weight, field = *(each.environment.get(name) for name in names), each.arithmetic

@@ -35,6 +35,18 @@ def masks_of(value: Value) -> Any:
     return np.broadcast_to(0 if value.masks is None else value.masks, value.shape)
 
 
+def joint_masks(function: Callable[..., Array], *values: Value) -> Array | None:
+    """What a function makes of the masks of several values; None where none of them has any."""
+    return None if all(each.masks is None for each in values) else function(*map(masks_of, values))
+
+
+def _moved_together(function: Callable[..., Array], *values: Value) -> Value:
+    """Data movement out of several operands: the same for entries and masks."""
+    entries, whole = function(*(each.entries for each in values)), all(each.whole for each in values)
+    grid = values[0].grid if all(each.grid == values[0].grid for each in values) else None
+    return Value(entries, joint_masks(function, *values), whole=whole, grid=grid)
+
+
 def first(x: Any) -> int:
     """The element of a tensor of one element."""
     return integers(x)[0]
@@ -63,12 +75,8 @@ def _reshaped(call: Call, t: Array, dims: Sequence[int]) -> Array:
     return t.reshape([t.shape[place] if kept and dim == 0 else dim for place, dim in enumerate(dims)])
 
 
-def _unsqueezed(call: Call, t: Array, axes: Sequence[int]) -> Array:
-    return np.expand_dims(t, tuple(axis % (t.ndim + len(axes)) for axis in axes))
-
-
 def as_matrix(t: Array, axis: int) -> Array:
-    """As a matrix: the axes before one, and that and those behind it."""
+    """As a matrix: the axes before `axis` are the rows, the others the columns."""
     axis = axis + t.ndim if axis < 0 else axis
     return t.reshape(math.prod(t.shape[:axis]), math.prod(t.shape[axis:]))
 
@@ -77,12 +85,12 @@ _SHAPED: Mapping[str, tuple[str, Callable[[Call, Array, Any], Array]]] = {
     "Reshape": ("shape", _reshaped),
     "Flatten": ("axis", lambda _, t, axis: as_matrix(t, 1 if axis is None else axis)),
     "Transpose": ("perm", lambda _, t, perm: np.ascontiguousarray(np.transpose(t, perm))),
-    "Unsqueeze": ("axes", _unsqueezed),
+    "Unsqueeze": ("axes", lambda _, t, axes: np.expand_dims(t, tuple(axes))),
     "Squeeze": ("axes", lambda _, t, axes: np.squeeze(t, None if axes is None else tuple(axes))),
     "Expand": ("shape", lambda _, t, shape: np.broadcast_to(t, np.broadcast_shapes(t.shape, tuple(shape)))),
     "Tile": ("repeats", lambda _, t, repeats: np.tile(t, repeats)),
 }
-"""Operators that give a tensor another shape, each with the attribute or operand that says which."""
+"""Operators that change a tensor's shape, each with the attribute or operand that specifies it."""
 
 
 @operator(*_SHAPED, moves=True)
@@ -101,21 +109,14 @@ def _shape(call: Call, x: Any) -> Any:
 # -- parts
 
 
-def _clamped(start: int, end: int, step: int, size: int) -> slice:
-    start, end = (each + size if each < 0 else each for each in (start, end))
-    if step > 0:
-        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
-    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
-    return slice(start, None if end < 0 else end, step)
-
-
 @operator("Slice", moves=True, table=True)
 def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> Any:
     begin = call.integers("starts", starts)
     places, strides = call.integers("axes", axes, range(len(begin))), call.integers("steps", steps, [1] * len(begin))
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(begin, call.integers("ends", ends), places, strides, strict=True):
-        cut[axis] = _clamped(start, end, step, x.shape[axis])
+        # As in Python, except that a backward slice from before the first entry starts at the first.
+        cut[axis] = slice(max(start, -x.shape[axis]) if step < 0 else start, end, step)
     return call.move(x, lambda t: t[tuple(cut)])
 
 
@@ -188,18 +189,8 @@ def concatenated(call: Call, operands: Sequence[Any], axis: int) -> Any:
     """Concatenate tensors."""
     if not any(isinstance(each, Value) for each in operands):
         return np.concatenate(operands, axis)
-    values = [call.lift(each, scalar=False) for each in operands]
-    masks = None
-    if any(each.masks is not None for each in values):
-        masks = np.concatenate([masks_of(each) for each in values], axis)
-    whole = all(each.whole for each in values)
-    return Value(np.concatenate([each.entries for each in values], axis), masks, whole=whole, grid=_shared_grid(values))
-
-
-def _shared_grid(values: Sequence[Value]) -> Any:
-    """The grid of values that are on the same one."""
-    grid = values[0].grid
-    return grid if all(each.grid == grid for each in values) else None
+    values = (call.lift(each, scalar=False) for each in operands)
+    return _moved_together(lambda *tensors: np.concatenate(tensors, axis), *values)
 
 
 @operator("Where", moves=True, elementwise=True)
@@ -207,9 +198,7 @@ def where(call: Call, condition: Any, x: Any, y: Any) -> Any:
     chosen = condition.entries != 0 if isinstance(condition, Value) else condition
     if not isinstance(x, Value) and not isinstance(y, Value):
         return np.where(chosen, x, y)
-    x, y = call.lift(x), call.lift(y)
-    masks = None if x.masks is None and y.masks is None else np.where(chosen, masks_of(x), masks_of(y))
-    return Value(np.where(chosen, x.entries, y.entries), masks, whole=x.whole and y.whole, grid=_shared_grid([x, y]))
+    return _moved_together(lambda one, two: np.asarray(np.where(chosen, one, two)), call.lift(x), call.lift(y))
 
 
 @operator("Pad", moves=True)
@@ -227,11 +216,12 @@ def _pad(call: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = No
     if not isinstance(x, Value) and not isinstance(fill, Value):
         return np.pad(x[cut], around, constant_values=np.asarray(fill).item())
     x, fill = call.lift(x, scalar=False), call.lift(fill)
-    masks = None
-    if x.masks is not None or fill.masks is not None:
-        masks = np.pad(masks_of(x)[cut], around, constant_values=masks_of(fill).item())
+
+    def padded(t: Array, number: Array) -> Array:
+        return np.pad(t[cut], around, constant_values=number.item())
+
     grid = None if fill.entries.any() else x.grid  # 0 is on every grid
-    return Value(np.pad(x.entries[cut], around, constant_values=fill.entries.item()), masks, whole=x.whole, grid=grid)
+    return Value(padded(x.entries, fill.entries), joint_masks(padded, x, fill), whole=x.whole, grid=grid)
 
 
 @operator("OneHot", moves=True)
@@ -280,27 +270,23 @@ def _tensor_scatter(call: Call, x: Any, updates: Any, starts: Any = None) -> Any
 
 def _scattered(call: Call, x: Any, places: Sequence[Array], updates: Any) -> Value:
     """x, where updates are written at, or added to, some entries of its first axes."""
-    x, updates, f = call.lift(x, scalar=False), call.lift(updates, scalar=False), call.f
-    reduction, masks = call.text("reduction", "none"), None
+    x, updates = call.lift(x, scalar=False), call.lift(updates, scalar=False)
+    reduction, lead = call.text("reduction", "none"), x.shape[: len(places)]
     if reduction not in ("none", "add"):
         raise Unsupported(f"a scattered {reduction}")
-    if x.masks is not None or updates.masks is not None:
-        masks = _put(masks_of(x), places, masks_of(updates), added=reduction == "add")
-    entries = f.reduced(_put(x.entries, places, updates.entries, added=reduction == "add"))
-    return Value(entries, masks, whole=x.whole and updates.whole)
+    rows = np.ravel_multi_index(tuple(places), lead)
 
+    def put(t: Array, new: Array) -> Array:
+        made = np.array(t).reshape(math.prod(lead), *t.shape[len(places) :])
+        new = new.reshape(*rows.shape, *made.shape[1:])
+        if reduction == "add":
+            np.add.at(made, rows, new)
+        else:
+            made[rows] = new
+        return made.reshape(t.shape)
 
-def _put(t: Array, places: Sequence[Array], updates: Array, *, added: bool) -> Array:
-    """A copy of t, with updates at places of its first axes, or added to what is there."""
-    lead = t.shape[: len(places)]
-    rows = np.ravel_multi_index(tuple(places), lead).reshape(-1)
-    made = np.array(t).reshape(math.prod(lead), *t.shape[len(places) :])
-    updates = updates.reshape(rows.size, *made.shape[1:])
-    if added:
-        np.add.at(made, rows, updates)
-    else:
-        made[rows] = updates
-    return made.reshape(t.shape)
+    entries = call.f.reduced(put(x.entries, updates.entries))
+    return Value(entries, joint_masks(put, x, updates), whole=x.whole and updates.whole)
 
 
 # -- types

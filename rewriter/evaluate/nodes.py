@@ -1,6 +1,6 @@
 """Nodes that no row computes: those on plain arrays, and If and Loop.
 
-The first are run by the runtime's own kernels, bit by bit. Of the others, the bodies are evaluated as often as
+The former are run by the runtime's own kernels, bit by bit. The bodies of the latter are evaluated as often as
 conditions and trip counts say, which must be known.
 """
 
@@ -20,7 +20,7 @@ from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, content
 from rewriter.evaluate.moves import concatenated
 from rewriter.evaluate.table import Call
-from rewriter.graph.constants import elem_type_of
+from rewriter.graph.constants import model_of
 from rewriter.text import one_line
 
 _KEPT = 2**20  # results of at most this many entries are kept
@@ -31,8 +31,7 @@ class Kernels:
     """Runs single nodes in sessions of their own, and keeps small results."""
 
     def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
-        self._imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-        self._ir_version = min(ir_version, _MAX_IR)
+        self._opsets, self._ir_version = opsets, min(ir_version, _MAX_IR)
         self._kept: dict[bytes, tuple[Any, ...]] = {}
 
     def run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
@@ -45,9 +44,8 @@ class Kernels:
         single = helper.make_node(node.op_type, inputs, outputs, node.name, domain=node.domain)
         single.attribute.extend(node.attribute)
         feeds = {name: each for name, each in zip(inputs, operands, strict=True) if name and each is not None}
-        infos = [helper.make_tensor_value_info(name, elem_type_of(each), each.shape) for name, each in feeds.items()]
-        graph = helper.make_graph([single], "node", infos, [onnx.ValueInfoProto(name=name) for name in outputs if name])
-        model = helper.make_model(graph, opset_imports=self._imports, ir_version=self._ir_version)
+        named = [name for name in outputs if name]
+        model = model_of([single], feeds, named, self._opsets, ir_version=self._ir_version)
         made = iter(_computed(model, feeds))
         result = tuple(next(made) if name else None for name in outputs)
         if sum(np.size(each) for each in result if each is not None) <= _KEPT:
@@ -127,7 +125,7 @@ def _loop(call: Call, operands: Sequence[Any], environment: MutableMapping[str, 
 
 
 def _stacked(call: Call, info: onnx.ValueInfoProto, slices: Sequence[Any]) -> Any:
-    """What the iterations yield, along a new first axis."""
+    """The values that the iterations yield, along a new first axis."""
     if slices:
         return concatenated(call, [call.move(each, lambda t: t[None]) for each in slices], 0)
     kind = info.type.tensor_type

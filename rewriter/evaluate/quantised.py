@@ -1,8 +1,8 @@
 """Quantised numbers: x = (q - zero point) scale, and operators on them.
 
-Rounding is a function of which nothing is known; a number that was dequantised with the same scale and zero point is
-not rounded again. That says the grid of a Value: ("q", type) for quantised integers, and ("d", scale, lowest, highest)
-for what they were dequantised to.
+Rounding is an unknown function; a number that was dequantised with the same scale and zero point is not rounded again.
+The grid of a Value records that: ("q", type) for quantised integers, and ("d", scale, lowest, highest) for the
+dequantised numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rewriter.evaluate.scalar import add, mul
 from rewriter.evaluate.table import Call, operator
 
 _AXIS_ALONE = 13
-"""The first opset in which Softmax is over one axis, and not over that and all behind it."""
+"""The first opset in which Softmax is over a single axis, not over all trailing ones."""
 
 
 def _type(x: Any) -> np.dtype[Any] | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Field, Unsupported, Value, lifted
-from rewriter.evaluate.moves import masks_of
+from rewriter.evaluate.moves import joint_masks, masks_of
 from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
@@ -30,17 +30,14 @@ _HALF = Fraction(1, 2)
 @elementwise("Add")
 def add(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
-    masks = None if x.masks is None and y.masks is None else masks_of(x) + masks_of(y)
-    return Value(call.f.add(x.entries, y.entries), masks, whole=x.whole and y.whole)
+    return Value(call.f.add(x.entries, y.entries), joint_masks(np.add, x, y), whole=x.whole and y.whole)
 
 
 @elementwise("Sub")
 def _sub(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
-    masks = None
-    if x.masks is not None or y.masks is not None:
-        difference = masks_of(x) - masks_of(y)
-        masks = difference if (difference >= 0).all() else None
+    more = joint_masks(np.subtract, x, y)
+    masks = None if more is None or (more < 0).any() else more
     return Value(call.f.sub(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
@@ -290,11 +287,12 @@ def _extreme(call: Call, x: Any, *others: Any) -> Any:
 def _larger(call: Call, x: Value, y: Value) -> Value:
     """The larger entry, or the smaller; one with more masking constants is below any other."""
     f, largest = call.f, call.kind == "Max"
-    entries, masks = (f.maximum if largest else f.minimum)(x.entries, y.entries), None
-    if x.masks is not None or y.masks is not None:
-        sign = f.masks_decide(masks_of(x) - masks_of(y))
+    entries = (f.maximum if largest else f.minimum)(x.entries, y.entries)
+    more = joint_masks(np.subtract, x, y)
+    if more is not None:
+        sign = f.masks_decide(more)
         entries = np.where(sign == 0, entries, np.where((sign > 0) == largest, x.entries, y.entries))
-        masks = (np.minimum if largest else np.maximum)(masks_of(x), masks_of(y))
+    masks = joint_masks(np.minimum if largest else np.maximum, x, y)
     return Value(entries, masks, whole=x.whole and y.whole)
 
 
@@ -304,18 +302,18 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     for name, bound, extreme in (("min", low, call.f.maximum), ("max", high, call.f.minimum)):
         stated = np.float32(call.get(name)) if bound is None and name in call.attributes else bound
         if stated is not None and not _unreached(call, stated, below=name == "min"):
-            # Not as Max, for which a large negative number is a mask: this one acts.
+            # Unlike for Max, a large negative number is no mask here: it clips.
             entries, masks = extreme(made.entries, call.entries(stated)), made.masks
             if name == "min" and isinstance(stated, (np.ndarray, np.generic)) and masks is not None:
                 lowest = np.asarray(stated, np.float64) > call.f.low
                 entries = np.where(lowest & (masks >= INFINITE), call.entries(stated), entries)
-                masks = np.where(lowest, 0, masks)  # what is raised to a small number masks no more
+                masks = np.where(lowest, 0, masks)  # an entry raised to a small number no longer masks
             made = Value(entries, masks, whole=made.whole, grid=made.grid)
     return made
 
 
 def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
-    """Whether no number is beyond a bound: it is infinite, or the last of its type; or taken to be."""
+    """Whether no number is beyond a bound: it is infinite, or the last of its type, or treated so (`is_far`)."""
     if isinstance(bound, Value) or bound.dtype.kind != "f":
         return False
     number = float(np.asarray(bound).item())
@@ -345,8 +343,9 @@ def _compared(call: Call, x: Any, y: Any) -> Any:
     difference = call.f.sub(x.entries, y.entries)
     sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)
     sign = np.where(x.entries == y.entries, 0, sign)
-    if x.masks is not None or y.masks is not None:
-        masked = call.f.masks_decide(masks_of(x) - masks_of(y))
+    more = joint_masks(np.subtract, x, y)
+    if more is not None:
+        masked = call.f.masks_decide(more)
         sign = np.where(masked == 0, sign, masked)
     return INTEGERS[call.kind](sign, 0)
 

@@ -83,7 +83,7 @@ class Call:
 Operator = Callable[..., Any]
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
-"""By domain and name; an operator of onnxruntime without a row is looked up under ONNX's domain, and the other way."""
+"""By domain and name; an operator of onnxruntime without a row is looked up under ONNX's domain, and vice versa."""
 MOVES: set[str] = set()  # operators that move data: each entry of the output is one of an operand's, or a constant
 ALWAYS: set[str] = set()  # operators whose rows are used for plain arrays too, instead of the runtime's kernel
 ELEMENTWISE: set[tuple[str, str]] = set()  # operators that compute an entry from entries at the same place
@@ -113,10 +113,15 @@ DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
 
 
 def row(domain: str, name: str) -> Operator | None:
-    """The row of an operator; a name means the same in all these domains, but where several have rows."""
+    """The row of an operator; a name means the same in all these domains, unless several have rows."""
     if domain not in DOMAINS:
         return None
     return next((OPERATORS[each, name] for each in (domain, *DOMAINS) if (each, name) in OPERATORS), None)
+
+
+def is_random(name: str) -> bool:
+    """Whether an operator draws random numbers, so that its outputs differ from run to run."""
+    return any(each in name for each in ("Random", "Multinomial", "Bernoulli", "Sampling"))
 
 
 def tuple_of(outputs: Any) -> Sequence[Any]:

@@ -88,8 +88,7 @@ def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
             return None
         written = Writer(node)
         weight = written.put("DequantizeLinear", product.input[1], scales.input[1], *product.input[3:], axis=1)
-        written.put("MatMul", name, weight)
-        written.nodes[-1].output[0] = node.output[0]
+        written.put("MatMul", name, weight, output=node.output[0])
         gone.extend((node.input[0], node.input[1]))
         return written.nodes
 
@@ -190,8 +189,7 @@ class _Expansion(Writer):
             if name and not tensor:
                 raise self.lost(f"how it makes '{name}' is not known")
             if name:
-                self.put("Identity", tensor)
-                self.nodes[-1].output[0] = name
+                self.put("Identity", tensor, output=name)
 
     @cached_property
     def kind(self) -> int:

@@ -181,20 +181,21 @@ def elem_type_of(values: AnyArray) -> int:
     return int(onnx.TensorProto.STRING if text else onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
 
 
-def computed(
-    nodes: Sequence[onnx.NodeProto],
-    values: Mapping[str, AnyArray],
-    outputs: Sequence[str],
-    versions: Mapping[str, int],
-    constants: Sequence[onnx.TensorProto] = (),
-) -> list[Any]:
-    """Evaluate nodes, in topological order, on known tensors, by onnx's evaluator. Raises any Exception."""
-    from onnx.reference import ReferenceEvaluator  # slow to import
-
+def model_of(
+    nodes: Sequence[onnx.NodeProto], values: Mapping[str, AnyArray], outputs: Sequence[str],
+    versions: Mapping[str, int], constants: Sequence[onnx.TensorProto] = (), **further: Any,
+) -> onnx.ModelProto:  # fmt: skip
+    """Nodes, in topological order, as a model whose inputs are like `values`."""
     helper = onnx.helper
-    given = [helper.make_tensor_value_info(name, elem_type_of(value), None) for name, value in values.items()]
+    given = [helper.make_tensor_value_info(name, elem_type_of(value), value.shape) for name, value in values.items()]
     graph = helper.make_graph(nodes, "nodes", given, [onnx.ValueInfoProto(name=name) for name in outputs], constants)
     imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    return helper.make_model(graph, opset_imports=imports, **further)
+
+
+def computed(nodes: Sequence[onnx.NodeProto], values: Mapping[str, AnyArray], *how: Any) -> list[Any]:
+    """Evaluate nodes as `model_of` takes them, by onnx's evaluator. Raises any Exception."""
+    from onnx.reference import ReferenceEvaluator  # slow to import
+
     with np.errstate(all="ignore"):
-        model = helper.make_model(graph, opset_imports=imports)
-        return list(ReferenceEvaluator(model).run(None, dict(values)))
+        return list(ReferenceEvaluator(model_of(nodes, values, *how)).run(None, dict(values)))

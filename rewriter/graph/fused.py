@@ -45,11 +45,14 @@ class Writer:
     def number(self, name: str, default: float) -> float:
         return float(attributes(self.node).get(name, default))
 
-    def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
-        """Append a node and return its output."""
+    def put(
+        self, operator: str, *inputs: str, domain: str = "", name: str = "", output: str = "", **attributes: Any
+    ) -> str:
+        """Append a node and return its output, which is called `output` or after the operator."""
         suffix = name or f"{operator.lower()}_{len(self.nodes)}"
         made = step(self.node, operator, list(inputs), last=False, domain=domain, part=suffix)
         made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        made.output[0] = output or made.output[0]
         self.nodes.append(made)
         return str(made.output[0])
 
@@ -115,7 +118,7 @@ def with_parts(
 
 
 def _written(*texts: str) -> Definition:
-    """By the text with as many operands as a node has; its tensors are the suffixes of new names."""
+    """Expand by the text with as many operands as the node; its tensors are the suffixes of new names."""
 
     @functools.cache
     def functions() -> list[onnx.FunctionProto]:

@@ -168,8 +168,8 @@ class _Mixture(Writer):
         places = self.put("Expand", places, self.constant([1, 1, hidden]))
         data = self.put("GatherElements", data, places, axis=0)
         data = self.put("Einsum", self.put("Cast", shares, to=kind), data, equation="tk,ktd->td")
-        data = self.put("CastLike", self.put("Reshape", data, self.put("Shape", given["x"])), given["x"])
-        self.nodes[-1].output[0] = self.node.output[0]
+        data = self.put("Reshape", data, self.put("Shape", given["x"]))
+        self.put("CastLike", data, given["x"], output=self.node.output[0])
         return self.nodes
 
     def linear(self, key: str, data: str, kind: int) -> str:

@@ -174,21 +174,17 @@ def _in_onnx_terms(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodePro
         return onnx.helper.make_node("Reshape", [node.input[8 if len(node.input) == 9 else 1], ""], node.output)
     given = {each.name: each for each in graph.initializer if each.name in node.input}
     weight, scales = (given.get(name) for name in [*node.input, "", ""][1:3])
-    matrix = onnx.TensorProto(name=f"{node.output[0]}/matrix")
+    operator, name = "MatMul", f"{node.output[0]}/matrix"
     if node.op_type in _PACKED and {"K", "N"} <= sizes.keys() and scales is not None:
-        matrix.data_type = scales.data_type
-        matrix.dims.extend((sizes["K"], sizes["N"]))
+        kind, dims = scales.data_type, [sizes["K"], sizes["N"]]
     elif node.op_type == "FusedMatMul" and turned == ["transB"] and weight is not None and len(weight.dims) > 1:
-        matrix.data_type = weight.data_type
-        matrix.dims.extend((*weight.dims[:-2], *weight.dims[:-3:-1]))
+        kind, dims = weight.data_type, [*weight.dims[:-2], *weight.dims[:-3:-1]]
     elif node.op_type == "ReorderOutput" and not sizes.get("channels_last"):  # a 1x1 kernel makes the same shape
-        matrix.data_type = onnx.TensorProto.FLOAT
-        matrix.dims.extend((sizes.get("channels", 0), 1, 1, 1))
+        operator, kind, dims = "Conv", onnx.TensorProto.FLOAT, [sizes.get("channels", 0), 1, 1, 1]
     else:
         return node
-    graph.initializer.append(_stub(matrix, bare=True))
-    operator = "MatMul" if node.domain != _BLOCKED else "Conv"
-    return onnx.helper.make_node(operator, [node.input[0], matrix.name], node.output)
+    graph.initializer.append(_stub(onnx.TensorProto(name=name, data_type=kind, dims=dims), bare=True))
+    return onnx.helper.make_node(operator, [node.input[0], name], node.output)
 
 
 def declared_types(graph: onnx.GraphProto, outer: Mapping[str, TensorType] | None = None) -> dict[str, TensorType]:

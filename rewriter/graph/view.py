@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 import rewriter.evaluate.moves as rows
+from rewriter.evaluate.table import is_random
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.walk import own_names, reads, subgraphs
 
@@ -24,15 +25,13 @@ ONNX_DOMAINS = ("", "ai.onnx")  # spellings of the default operator domain
 
 PARTS, REARRANGED, SAME_ENTRIES, SAME_NUMBERS = rows.PARTS, rows.REARRANGED, rows.SAME_ENTRIES, rows.SAME_NUMBERS
 _QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
-_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-"""Operators whose outputs differ from run to run for the same operands."""
 
 Other = TypeVar("Other")
 
 Path = tuple[tuple[str, str], ...]
 """From the main graph to a body: at each step the first output of the node that holds it, and its attribute.
 
-Names survive what replacements do to the order and number of nodes, indices do not.
+Names survive replacements, which change the order and number of nodes; indices do not.
 """
 
 Place = tuple[Path, str]  # a tensor: the path of its graph, and its name, which is unique only in that graph
@@ -84,7 +83,7 @@ class GraphView:
         constant = set(self.initializers)
         for node in self.nodes:  # in topological order, so one pass finds them all
             # A body may capture anything, so a control-flow node is never counted as constant.
-            if node.op_type in _RANDOM or subgraphs(node):
+            if is_random(node.op_type) or subgraphs(node):
                 continue
             named = [name for name in _operands(node) if name]
             # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
@@ -205,15 +204,10 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
-def view_graph(
-    graph: onnx.GraphProto,
-    typed: onnx.GraphProto,
-    opset_versions: Mapping[str, int],
-    outer: GraphView | None = None,
-    *,
-    where: str = "",
-    path: Path = (),
-) -> GraphView:
+def _view(
+    graph: onnx.GraphProto, typed: onnx.GraphProto, versions: Mapping[str, int], outer: GraphView | None = None,
+    where: str = "", path: Path = (),
+) -> GraphView:  # fmt: skip
     """Index one graph: the main graph, or a body that also sees the tensors of `outer`; `typed` has its types."""
     declared = [value.name for value in graph.input]
     own = {tensor.name: tensor for tensor in graph.initializer}
@@ -240,7 +234,7 @@ def view_graph(
         inputs=tuple(name for name in declared if name not in own),
         outputs=tuple(value.name for value in graph.output),
         types=declared_types(typed, {} if outer is None else outer.types),
-        opsets=opset_versions,
+        opsets=versions,
         path=path,
     )
 
@@ -261,21 +255,15 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
 
     An inner view includes the initializers and the types of the graphs around it.
     """
-    inferred = inferred_graph(model)
-    pending = [(view_graph(model.graph, inferred, opsets(model.opset_import)), inferred)]
+    inferred, versions = inferred_graph(model), opsets(model.opset_import)
+    pending = [(_view(model.graph, inferred, versions), inferred)]
     for outer, typed in pending:  # which grows
         # Both have the same nodes in the same order, so that its bodies can be paired by position.
         for node, typed_node in zip(outer.nodes, typed.node, strict=True):
-            for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
-                inner = view_graph(
-                    graph,
-                    typed_graph,
-                    outer.opsets,
-                    outer,
-                    where="/".join(part for part in (outer.where, node.name or node.op_type, attribute) if part),
-                    path=(*outer.path, (holder_name(node), attribute)),
-                )
-                pending.append((inner, typed_graph))
+            for (attribute, graph), (_, inner) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
+                where = "/".join(filter(None, (outer.where, node.name or node.op_type, attribute)))
+                path = (*outer.path, (holder_name(node), attribute))
+                pending.append((_view(graph, inner, versions, outer, where, path), inner))
     return tuple(view for view, _ in pending)
 
 

@@ -18,7 +18,7 @@ from rewriter.errors import ModelError
 MAX_DEPTH = 30  # maximum nesting of subgraphs. Protobuf itself stops at 100 nested messages, three per subgraph
 
 BODY = "#"
-"""In front of the number of the body that a tensor is of, where several have one of its name."""
+"""Separates a tensor's name from the number of its body, where several bodies define that name."""
 
 Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
 
@@ -61,7 +61,7 @@ def with_distinct_names(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _distinguish(graph: onnx.GraphProto, taken: set[str], names: Mapping[str, str]) -> None:
-    """Rename what graphs before this one define too; `names` says what the tensors around it are called now."""
+    """Rename tensors that earlier graphs define too; `names` are the current names of the tensors around it."""
     own = dict[str, str]()
     for name in own_names(graph):
         own[name] = next(each for each in chain((name,), (f"{name}{BODY}{k}" for k in count(2))) if each not in taken)

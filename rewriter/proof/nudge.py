@@ -99,7 +99,7 @@ def rounds_to_bytes(node: onnx.NodeProto) -> bool:
 def noisy(
     model: LoadedModel, cases: Sequence[Case], points: Sequence[Point], ways: Sequence[Way], **options: Any
 ) -> Mapping[Way, Sequence[Results]]:
-    """The results of a model with noise at its points, draw by draw, in each way; empty if it fails."""
+    """The results of a model with noise at its points, by way and draw; empty if it fails."""
     proto, draws = nudged(model.proto, points)
     drawn = [Case(case.name, {**case.feeds, **draw}) for draw in draws for case in cases]
     starts = range(0, len(drawn), len(cases) or 1)

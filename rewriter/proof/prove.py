@@ -1,8 +1,8 @@
-"""The proof that a model computes what another does: by the values of all tensors, at several sizes.
+"""The proof that a model computes what another one does, by the values of all tensors at several sizes.
 
-`rewriter.proof.values.compare` says whether the values are the same, and whether that holds at every size. Here, what
-values do not show is added: types in which arithmetic is less exact, and blocks that are said to be replaced and are
-not.
+`rewriter.proof.values.compare` says whether the values are the same, and whether that holds at every size. This
+module adds what values do not show: types in which arithmetic is less exact, and blocks that are claimed to be
+replaced and are not.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def prove(
     claims: Mapping[Place, Claimed] | None = None,  # by tensor of the original, what its replacement is held to
     blocks: Sequence[Claim] = (),  # what was replaced. Each must have been, by heads
     limit: float = UNCLAIMED,  # of all other activations
-    names: Mapping[str, str] | None = None,  # inputs and outputs of the original that `rewritten` calls otherwise
+    names: Mapping[str, str] | None = None,  # inputs and outputs of the original that have other names in `rewritten`
     dims: Mapping[str, int] | None = None,  # sizes of symbolic dimensions, where they are not free
     longest: int | None = None,  # the longest sequence that the rewritten model takes; None for any
     isolate: bool = False,  # distinguish several differences of small models
 ) -> Certificate:
-    """Prove that `rewritten`, with further outputs perhaps, computes those of `original`, or say where it does not."""
+    """Prove that `rewritten`, which may have further outputs, computes those of `original`, or say where it differs."""
     further: dict[str, Any] = {"limit": limit, "dims": dims, "longest": longest, "isolate": isolate}
     further |= {"claims": claims, "names": names, "blocks": blocks}
     try:
@@ -64,12 +64,11 @@ def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str
             ours, other = type_of(value.type), theirs.get(names.get(value.name, value.name))
             if other is None or not ours.elem_type or not other.elem_type:
                 continue
+            sizes = [[dim for dim in kind.shape or () if isinstance(dim, int)] for kind in (ours, other)]
             if ours.elem_type != other.elem_type:
                 kinds = f"{elem_name(other.elem_type)} instead of {elem_name(ours.elem_type)}"
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {kinds}")
-            elif what == "input" and [d for d in other.shape or () if isinstance(d, int)] != [
-                d for d in ours.shape or () if isinstance(d, int)
-            ]:
+            elif what == "input" and sizes[0] != sizes[1]:
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
 
 

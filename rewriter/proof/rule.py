@@ -121,11 +121,6 @@ def compared(
     return replace(worst, case=place, reason=reason)
 
 
-def names_in(*runs: Results) -> list[str]:
-    """The outputs in any case of any run."""
-    return list(dict.fromkeys(name for results in runs for case in results for name in case))
-
-
 def _differences(a: Array, b: Array) -> Array:
     with np.errstate(all="ignore"):
         return np.abs(b.astype(np.float64) - a.astype(np.float64))

@@ -29,7 +29,7 @@ from rewriter.proof.inputs.specs import Kind, is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
-from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
+from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, renaming, run_model, told
 from rewriter.proof.settings import Settings
 
@@ -211,7 +211,7 @@ class Judge:
             found = replace(self, longest=most).verdict()
             return replace(found, uncompared=(_SHORTER.format(most, error), *found.uncompared))
         points: dict[Place, Point] = {}
-        for point in (*_certified(certificate), *_mixtures(old), *_claimed(claims, old), *self.noise):
+        for point in (*_noise(certificate, claims, old), *self.noise):
             points.setdefault(point.place, point)
         runs = {name: self._provider(name, (old, new), before, after, (*points.values(),)) for name in providers}
         failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
@@ -259,6 +259,7 @@ class Judge:
         ways = [Way(provider, optimise) for optimise in (False, True)]
         (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
         outputs = [value.name for value in self.original.proto.graph.output]
+        results = [*plain.results, *(case for way in ways for case in after.ways[way].results)]
 
         def judgements(points: Sequence[Point]) -> dict[tuple[str, Way], Judgement]:
             noise = noisy(
@@ -269,7 +270,7 @@ class Judge:
             variants = [old.results, *noise.get(ways[0], ())]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
-                for output in names_in(plain.results, *(after.ways[way].results for way in ways))
+                for output in dict.fromkeys(name for case in results for name in case)
                 if any(output == name or output.startswith(f"{name}[") for name in outputs)  # B may have more
                 for way in ways
             }
@@ -354,23 +355,21 @@ def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str,
             )
 
 
-def _certified(certificate: Certificate) -> Iterator[Point]:
-    for each in certificate.regions:
-        yield Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
+def _noise(certificate: Certificate, claims: Sequence[Claim], side: Side) -> Iterator[Point]:
+    """The tensors of the original that get noise: certified activations, mixtures of experts, replaced activations.
 
-
-def _claimed(claims: Sequence[Claim], side: Side) -> Iterator[Point]:
-    """Activations that were replaced: where the replacement is equal by value, the certificate does not list them."""
+    The latter because a certificate does not list an activation whose replacement is equal by value.
+    """
+    for region in certificate.regions:
+        ends = region.leaves[0], region.linear_in or ""
+        yield Point(region.original, region.path, region.elem_type, region.bound.bound, *ends)
+    for view, node in _nodes(side):
+        if key_of(node) in EXPERTS:
+            yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
     for each in claims:
         made = side.views[each.path].producer.keys() if each.path in side.views else ()
         if each.output in made and each.gate in made:
             yield Point(each.output, each.path, each.elem_type, argument=each.gate)
-
-
-def _mixtures(side: Side) -> Iterator[Point]:
-    for view, node in _nodes(side):
-        if key_of(node) in EXPERTS:
-            yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
 
 
 def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:

@@ -11,7 +11,7 @@ Everything is rigorous: a value that cannot be enclosed raises `Undecided`, neve
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from flint import Ordering, arb, arb_series, fmpq, fmpq_mpoly_ctx
@@ -26,11 +26,11 @@ class Undecided(Exception):  # noqa: N818 - not an error: a smaller cell may be 
 
 
 class NumberSystem(Generic[V]):
-    """What `evaluate` needs, with what holds where an arithmetic knows no better."""
+    """The operations that `evaluate` needs, with defaults for an arithmetic that knows no better."""
 
     @abstractmethod
     def line(self, line: Line) -> V:
-        """The function a y + b: a constant, y itself, and what an arithmetic may know better than by its parts."""
+        """The function a y + b: a constant, y itself, or a line, which may be enclosed better than its parts."""
 
     @abstractmethod
     def div(self, a: V, b: V) -> V:
@@ -61,28 +61,22 @@ class NumberSystem(Generic[V]):
 def evaluate(parts: Sequence[Expression], arithmetic: NumberSystem[V]) -> dict[Expression, V]:
     """The values of all parts of functions on a piece (`on_piece`), operands first. Raises Undecided."""
     values: dict[Expression, V] = {}
+    operations: Mapping[str, Callable[..., V]] = {
+        "pi": arithmetic.pi, "+": arithmetic.add, "*": arithmetic.mul, "/": arithmetic.div,
+    }  # fmt: skip
     for part in parts:
-        values[part] = _value(part, [values[each] for each in part.operands], arithmetic)
+        operands = [values[each] for each in part.operands]
+        if isinstance(part.value, tuple):
+            values[part] = arithmetic.line(part.value)
+        elif part.operator in operations:
+            values[part] = operations[part.operator](*operands)
+        elif part.operator == "where":
+            sign = arithmetic.sign(operands[0])
+            values[part] = operands[1 if sign > 0 else 2] if sign else arithmetic.hull(*operands[1:])
+        else:
+            line = part.operands[0].value
+            values[part] = arithmetic.function(part.operator, operands[0], line if isinstance(line, tuple) else None)
     return values
-
-
-def _value(part: Expression, operands: list[V], arithmetic: NumberSystem[V]) -> V:
-    operator = part.operator
-    if isinstance(part.value, tuple):
-        return arithmetic.line(part.value)
-    if operator == "pi":
-        return arithmetic.pi()
-    if operator == "+":
-        return arithmetic.add(*operands)
-    if operator == "*":
-        return arithmetic.mul(*operands)
-    if operator == "where":
-        sign = arithmetic.sign(operands[0])
-        return operands[1 if sign > 0 else 2] if sign else arithmetic.hull(*operands[1:])
-    if operator == "/":
-        return arithmetic.div(*operands)
-    line = part.operands[0].value
-    return arithmetic.function(operator, operands[0], line if isinstance(line, tuple) else None)
 
 
 # -- Taylor series --------------------------------------------------------------------------------------------------
@@ -98,7 +92,7 @@ class Taylor(NumberSystem[arb_series]):
         return arb_series([arb.pi()])
 
     def line(self, line: Line) -> arb_series:
-        """The function a y + b: of wide balls, the difference of two steep lines knows less than its line."""
+        """The function a y + b, enclosed as one: for wide balls, a difference of steep lines is less precise."""
         # Products round radii up, even those with 1.
         start = self.centre if line == (fmpq(1), fmpq(0)) else line[0] * self.centre + line[1]
         return arb_series([start, *([line[0]] if line[0] != 0 else [])])

@@ -21,6 +21,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.errors import RewriteError
+from rewriter.evaluate.table import MICROSOFT
 
 _MOST_BITS = 2**17  # of numerator and denominator: products of products double them
 FUNCTIONS = ("exp", "erf", "softplus", "sqrt")  # the transcendental and algebraic functions of one operand
@@ -236,7 +237,7 @@ BUILDERS: Mapping[str, Callable[..., Expression]] = {"+": add, "*": mul, "/": di
 
 
 def on_piece(*roots: Expression, low: fmpq, high: fmpq) -> tuple[list[Expression], set[fmpq]]:
-    """Functions as they are on [low, high]: what is linear there is a line, and conditions on lines are decided.
+    """Restrict functions to [low, high]: linear parts become lines, and conditions on lines are decided.
 
     Returned with them are the ends of the piece where a condition is 0. There `where` takes its first branch, which may
     not be the one that was taken: these points have to be looked at by themselves. Raises Kink where a condition on a
@@ -362,7 +363,6 @@ def _swish(x: Sequence[Expression], attributes: Attributes) -> Expression:
     return mul(x[0], sigmoid(mul(_float(attributes, "alpha"), x[0])))
 
 
-MICROSOFT = "com.microsoft"
 OPERATORS: Mapping[tuple[str, str], Rule] = {
     **{("", name): _fold(build) for name, build in (("Add", add), ("Sub", sub), ("Mul", mul), ("Div", div))},
     **{("", name): _fold(build) for name, build in (("Sum", add), ("Max", maximum), ("Min", minimum))},
@@ -392,7 +392,7 @@ not here is not elementwise. Clip, Where, Cast and Softmax have rules of their o
 
 @cache
 def _defaults(key: tuple[str, str]) -> Attributes:
-    """The attributes that an operator has without being told; none for one that ONNX does not specify."""
+    """The default attributes of an operator; none for one that ONNX does not specify."""
     try:
         stated = onnx.defs.get_schema(key[1], domain=key[0]).attributes
     except onnx.defs.SchemaError:

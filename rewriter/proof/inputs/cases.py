@@ -25,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
-from rewriter.graph.types import declared_types, terms_of
+from rewriter.graph.types import terms_of, type_of
 from rewriter.ort.sessions import fits
 from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role, kind_of, numpy_type
 from rewriter.proof.settings import Given, spelled
@@ -377,7 +377,7 @@ def _fitted(what: str, array: NDArray[Any], value: onnx.ValueInfoProto) -> NDArr
     if not value.type.HasField("tensor_type"):
         raise UsageError(f"{what} is not a tensor in the model, so an npz file cannot hold it")
     tensor = value.type.tensor_type
-    wanted = declared_types(onnx.GraphProto(input=[value]))[value.name].shape
+    wanted = type_of(value.type).shape
     sizes = [None if isinstance(dim, int) and dim <= 0 else dim for dim in wanted or ()]
     if wanted is not None and not fits(array.shape, sizes):
         spelled = ", ".join("?" if dim is None else one_line(dim, 40) for dim in wanted)

@@ -96,7 +96,7 @@ class Departure:
 
 
 def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerprints) -> Departure:
-    """As `departure`, where all that lies behind a difference is not one region.
+    """As `departure`, but downstream of a difference further ones are distinguished.
 
     Where B departs, A is evaluated again with B's value in place of one of its own tensors: the one that lets the most
     tensors behind it agree. What then departs is another difference. `b` has the values of all its tensors.
@@ -185,7 +185,7 @@ def partners(a: Fingerprints, b: Fingerprints) -> dict[str, tuple[str, bool]]:
 
 
 class _Graph:
-    """The nodes of an evaluated model, bodies of control flow included, beside what has a partner in the other."""
+    """The nodes of an evaluated model, bodies included, and which tensors have a partner in the other model."""
 
     def __init__(self, prints: Fingerprints, pairs: Mapping[str, object]) -> None:
         self.prints, self.pairs = prints, pairs
@@ -308,7 +308,7 @@ def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> li
 
 
 def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
-    """Nodes of A that read the same values: those that lead to what B lacks, with the next ones there, then others."""
+    """Nodes of A that read the same values: first those that lead to tensors that B lacks, with their successors."""
     same = [name for name in a.data if a.prints.prints[name].loose in keys]
     ranks: dict[int, tuple[bool, int, int]] = {}
     for place in {place for name in same for place in a.readers.get(name, ())}:

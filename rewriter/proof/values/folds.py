@@ -26,7 +26,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
-from rewriter.graph.view import label
+from rewriter.graph.view import label, needed
 from rewriter.text import one_line, quoted
 
 ULPS = 4.0
@@ -94,7 +94,7 @@ def _rounds(y: Array) -> bool:
 
 
 class Contents:
-    """Arrays by what is in them, in any shape, or transposed if they are matrices."""
+    """Arrays by their content, in any shape, or transposed if they are matrices."""
 
     def __init__(self, arrays: Iterable[Array]) -> None:
         self._by_sample: dict[object, list[Array]] = {}
@@ -146,7 +146,7 @@ class _Affine:
 
     def __init__(self, program: Program, node: onnx.NodeProto, data: str, constants: Mapping[str, Array]) -> None:
         """Raises Unsupported where it is not affine."""
-        self._program, self._node, self._data, self._constants = program, node, data, constants
+        self._program, self._node, self.data, self._constants = program, node, data, constants
         self.size = max(x.size for x in constants.values())
         field = Field(2**31 - 1, b"affine")
         zero, one, back = (self.of(field, np.full(self.size, x, np.int64)) for x in (0, 12345, field.p - 12345))
@@ -156,7 +156,7 @@ class _Affine:
     def of(self, arithmetic: Any, entries: Array, constants: Mapping[str, Array] | None = None) -> Array:
         """Its output for a vector of channels."""
         evaluator = Evaluator(self._program, arithmetic, {})
-        environment: dict[str, Any] = {**self._constants, **(constants or {}), self._data: Value(entries[None])}
+        environment: dict[str, Any] = {**self._constants, **(constants or {}), self.data: Value(entries[None])}
         evaluator.node(self._node, environment)
         value = environment[self._node.output[0]]
         if not isinstance(value, Value) or value.shape != (1, self.size):
@@ -209,11 +209,7 @@ def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[
 
 
 def _lifted(x: Array, *, inverse: bool = False) -> Residues:
-    def residues(field: Field) -> Array:
-        entries = field.lift(x).entries
-        return field.inv(entries) if inverse else entries
-
-    return residues
+    return lambda field: field.inv(field.lift(x).entries) if inverse else field.lift(x).entries
 
 
 # -- the search ------------------------------------------------------------------------------------------------------
@@ -233,8 +229,7 @@ class _ConstantIndex:
         self._program, self._known = program, {**computed, **constants}
 
     @cached_property
-    def _affine(self) -> list[tuple[_Affine, str]]:
-        """The affine nodes, each with the operand that it is affine in."""
+    def _affine(self) -> list[_Affine]:
         found = []
         for node in self._program.graph.node:
             constants = {name: self._known[name] for name in node.input if name in self._known}
@@ -243,7 +238,7 @@ class _ConstantIndex:
                 continue
             if all(x.ndim == 1 and x.size > 1 for x in constants.values()):
                 try:
-                    found.append((_Affine(self._program, node, data[0], constants), data[0]))
+                    found.append(_Affine(self._program, node, data[0], constants))
                 except Unsupported:
                     continue
         return found
@@ -252,7 +247,7 @@ class _ConstantIndex:
     def _factors(self) -> dict[int, tuple[list[_Vector], Array]]:
         """By size, with all their values."""
         found: dict[int, list[_Vector]] = {}
-        for each in _factors(self._program, self._known, [node for node, _ in self._affine]):
+        for each in _factors(self._program, self._known, self._affine):
             found.setdefault(each.values.size, []).append(each)
         return {size: (each, np.stack([factor.values for factor in each])) for size, each in found.items()}
 
@@ -260,9 +255,9 @@ class _ConstantIndex:
     def _biases(self) -> dict[int, list[_Vector]]:
         """What a bias becomes in an affine node: none, and each vector that the node before it reads."""
         makers, found = self._program.makers, dict[int, list[_Vector]]()
-        for affine, data in self._affine:
+        for affine in self._affine:
             given = {"no bias": np.zeros(affine.size, np.float32)}
-            for name in makers[data].input if data in makers else ():
+            for name in makers[affine.data].input if affine.data in makers else ():
                 x = self._known.get(name)
                 if x is not None and _vector(x) and x.size == affine.size:
                     given[quoted(name)] = x.reshape(-1)
@@ -286,11 +281,9 @@ class _ConstantIndex:
 
     def _units(self, name: str, x: Array) -> Array:
         """Entry by entry, how much a computed tensor changes if constants change in their last places."""
-        nodes, wanted = list[onnx.NodeProto](), {name}
-        for node in reversed(self._program.graph.node):
-            if not wanted.isdisjoint(node.output):
-                nodes.append(node)
-                wanted.update(node.input)
+        every = self._program.graph.node
+        nodes = [every[place] for place in needed(every, [name])]
+        wanted = {name}.union(*(node.input for node in nodes))
         known = {each: self._known[each] for each in wanted if each in self._known}
         given = {each: y for each, y in known.items() if not any(each in node.output for node in nodes)}
         random, values = np.random.default_rng(x.size), list[Array]()
@@ -301,7 +294,7 @@ class _ConstantIndex:
             }
             evaluator = Evaluator(self._program, Floats(), {}, in_reals=True)
             try:
-                for node in reversed(nodes):
+                for node in nodes:
                     evaluator.node(node, environment)
                 made = environment[name]
                 values.append(made.entries if isinstance(made, Value) else made)

@@ -20,14 +20,15 @@ import numpy as np
 import onnx
 
 from rewriter.evaluate.arithmetic import content
-from rewriter.evaluate.evaluator import RANDOM, Program
-from rewriter.evaluate.table import row
+from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.moves import SAME_ENTRIES
+from rewriter.evaluate.table import is_random, row
 from rewriter.graph.view import constant_of, key_of, label
 from rewriter.graph.walk import subgraphs
 from rewriter.proof.values.prints import Fingerprints
 
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
-_RESHAPING = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+_RESHAPING = SAME_ENTRIES - {"Identity", "Dropout"}
 _OF_SHAPES = {"Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Mul", "Reshape", "Identity"}
 _MOST_CONE = 2_000  # nodes between two anchors
 
@@ -41,7 +42,8 @@ class _Side:
         self.prints = runs[0].prints if runs else {}
         self.data: Container[str] = runs[0].data if runs else ()
         self.shapes = [each.shapes for each in runs]
-        self.draws: Counter[str] = Counter()
+        self.ids: dict[str, str] = {}  # by tensor, a digest of what it is computed from
+        self._draws: Counter[str] = Counter()
         # Those that could not be inlined; one may call another.
         functions = sorted(each.SerializeToString(deterministic=True) for each in program.proto.functions)
         self.functions = dict.fromkeys(((each.domain, each.name) for each in program.proto.functions), functions)
@@ -58,6 +60,10 @@ class _Side:
         value = None if node is None else constant_of(node)
         return None if value is None else onnx.numpy_helper.to_array(value)
 
+    def is_fixed(self, name: str) -> bool:
+        """Whether a tensor is made of constants alone."""
+        return name in self.fixed or self.constant(name) is not None
+
     def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:
         """The number of leading axes up to the last one that varies, and how many rows there are at each point."""
         if not all(name in shapes for shapes in self.shapes):
@@ -73,12 +79,54 @@ class _Side:
         constant = self.constant(name)
         return self.shapes[0].get(name, (0,) * 9) if constant is None else constant.shape
 
+    # -- what tensors are computed from
+    def number(self, name: str) -> str:
+        """A digest of what a tensor is computed from, which uses the `ids` of its operands."""
+        constant, node = self.constant(name), self.makers.get(name)
+        if constant is not None:
+            return _of_constant(constant)
+        if node is None:
+            default = self.weights.get(name)
+            return _digest("input", self.inputs.get(name, name), None if default is None else default.tobytes())
+        return self._of_node(node, name, self.ids)
+
+    def _of_node(self, node: onnx.NodeProto, name: str, numbers: MutableMapping[str, str]) -> str:
+        domain, kind = key_of(node)
+        if kind == "Identity" and not domain:
+            return numbers.get(node.input[0], name)
+        operands = [numbers.get(each, f"of {name}") if each else "" for each in node.input]
+        if kind in _COMMUTATIVE and not domain:
+            operands.sort()
+        graphs = sorted(subgraphs(node), key=lambda each: each[0])
+        held = {each for each, _ in graphs}
+        attributes = sorted(each.SerializeToString() for each in node.attribute if each.name not in held)
+        bodies: list[Any] = [(each, self._of_body(graph, numbers)) for each, graph in graphs]
+        place = list(node.output).index(name)
+        bodies += enumerate(self.functions.get((node.domain, kind), ()))
+        made = _digest(domain, self.program.opsets.get(domain), kind, tuple(operands), attributes, place, bodies)
+        if is_random(kind) or (kind == "Dropout" and len(node.input) > 2):
+            self._draws[made] += 1  # one draw is not another
+            return _digest(made, self._draws[made])
+        return made
+
+    def _of_body(self, graph: onnx.GraphProto, numbers: MutableMapping[str, str]) -> list[str]:
+        """The numbers of the outputs of a body, which may read what is around it."""
+        inner = ChainMap({value.name: _digest("body input", place) for place, value in enumerate(graph.input)}, numbers)
+        for name, constant in self.program.weights(graph).items():
+            inner[name] = _of_constant(constant)
+        for node in graph.node:
+            value = constant_of(node)
+            for name in filter(None, node.output):
+                constant = None if value is None else onnx.numpy_helper.to_array(value)
+                inner[name] = self._of_node(node, name, inner) if constant is None else _of_constant(constant)
+        return [inner.get(value.name, "") for value in graph.output]
+
 
 def departs(a: Program, b: Program, names: Mapping[str, str], runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> str:
     """Why equal values at some points are not known to be equal at every size; empty if they are.
 
-    `names` are those of A that B calls otherwise. `runs` are the evaluations of both, with fingerprints at the first
-    point; without any, the same operators must compute all outputs from the same constants and inputs.
+    `names` maps names of A to those of B where they differ. `runs` are the evaluations of both, with fingerprints at
+    the first point; without any, the same operators must compute all outputs from the same constants and inputs.
     """
     sides = _Side(a, {}, runs[0]), _Side(b, {new: old for old, new in names.items()}, runs[1])
     return _Anchors(*sides).why(names)
@@ -89,77 +137,29 @@ class _Anchors:
 
     def __init__(self, a: _Side, b: _Side) -> None:
         self.a, self.b = a, b
-        self._ids: dict[str, str] = {}  # of tensors of A
-        self._known: dict[str, str] = {}  # id to tensor of A
-        self._anchored: dict[str, str] = {}  # tensor of B to id
         self._held: set[str] = set()  # ids that a tensor of B has
         self._by_print: dict[object, list[str]] = {}
         self._failed: str = ""
         for name in (*a.weights, *a.inputs, *a.makers):
-            if name not in self._ids:
-                self._ids[name] = self._number(a, name, self._ids)
-                self._known.setdefault(self._ids[name], name)
+            if name not in a.ids:
+                a.ids[name] = a.number(name)
+        self._known = {*a.ids.values()}
         for name, each in a.prints.items():
             self._by_print.setdefault(each.exact, []).append(name)
 
     def why(self, names: Mapping[str, str]) -> str:
         for name in (*self.b.weights, *self.b.inputs, *self.b.makers):
-            self._anchor(name)
+            number = self.b.number(name)
+            if number not in self._known:
+                number = self._by_rows(name) or number
+            self.b.ids[name] = number
+            if number in self._known:
+                self._held.add(number)
         for value in self.a.program.graph.output:
             theirs = names.get(value.name, value.name)
-            if self._anchored.get(theirs) != self._ids[value.name]:
+            if self.b.ids.get(theirs) != self.a.ids[value.name]:
                 return self._failed or f"output '{value.name}' is not computed as in the original"
         return ""
-
-    def _anchor(self, name: str) -> None:
-        number = self._number(self.b, name, self._anchored)
-        if number not in self._known:
-            number = self._by_rows(name) or number
-        self._anchored[name] = number
-        if number in self._known:
-            self._held.add(number)
-
-    def _number(self, side: _Side, name: str, numbers: MutableMapping[str, str]) -> str:
-        """A digest of what a tensor is computed from."""
-        node = side.makers.get(name)
-        constant = side.constant(name)
-        if constant is not None:
-            return _of_constant(constant)
-        if node is None:
-            default = side.weights.get(name)
-            return _digest("input", side.inputs.get(name, name), None if default is None else default.tobytes())
-        return self._of_node(side, node, name, numbers)
-
-    def _of_node(self, side: _Side, node: onnx.NodeProto, name: str, numbers: MutableMapping[str, str]) -> str:
-        domain, kind = key_of(node)
-        if kind == "Identity" and not domain:
-            return numbers.get(node.input[0], name)
-        operands = [numbers.get(each, f"of {name}") if each else "" for each in node.input]
-        if kind in _COMMUTATIVE and not domain:
-            operands.sort()
-        graphs = sorted(subgraphs(node), key=lambda each: each[0])
-        held = {each for each, _ in graphs}
-        attributes = sorted(each.SerializeToString() for each in node.attribute if each.name not in held)
-        bodies: list[Any] = [(each, self._of_body(side, graph, numbers)) for each, graph in graphs]
-        place = list(node.output).index(name)
-        bodies += enumerate(side.functions.get((node.domain, kind), ()))
-        made = _digest(domain, side.program.opsets.get(domain), kind, tuple(operands), attributes, place, bodies)
-        if any(each in kind for each in RANDOM) or (kind == "Dropout" and len(node.input) > 2):
-            side.draws[made] += 1  # one draw is not another
-            return _digest(made, side.draws[made])
-        return made
-
-    def _of_body(self, side: _Side, graph: onnx.GraphProto, numbers: MutableMapping[str, str]) -> list[str]:
-        """The numbers of the outputs of a body, which may read what is around it."""
-        inner = ChainMap({value.name: _digest("body input", place) for place, value in enumerate(graph.input)}, numbers)
-        for name, constant in side.program.weights(graph).items():
-            inner[name] = _of_constant(constant)
-        for node in graph.node:
-            value = constant_of(node)
-            for name in filter(None, node.output):
-                constant = None if value is None else onnx.numpy_helper.to_array(value)
-                inner[name] = self._of_node(side, node, name, inner) if constant is None else _of_constant(constant)
-        return [inner.get(value.name, "") for value in graph.output]
 
     # -- rows
     def _by_rows(self, name: str) -> str:
@@ -171,35 +171,29 @@ class _Anchors:
             here, there = self.b.rows(name), self.a.rows(other)
             if here is None or here != there:
                 continue
-            ours, theirs = (self.a, other, here[1], self._ids), (self.b, name, here[1], self._anchored)
+            ours, theirs = (self.a, other, here[1]), (self.b, name, here[1])
             ends: tuple[set[str], set[str]] = set(), set()
             why = self._row_by_row(*ours, self._held, ends[0]) or self._row_by_row(*theirs, self._known, ends[1])
             if not why and ends[0] != ends[1]:
                 # Both have to be computed from the same tensors, so that they have as many rows at every size.
                 why = self._row_by_row(*ours, ends[1], set()) and self._row_by_row(*theirs, ends[0], set())
             if not why:
-                return self._ids[other]
+                return self.a.ids[other]
             self._failed = self._failed or f"{why} (before {name!r})"
         return ""
 
     def _row_by_row(
-        self,
-        side: _Side,
-        name: str,
-        count: tuple[int, ...],
-        numbers: MutableMapping[str, str],
-        anchored: Container[str],
-        ends: set[str],
+        self, side: _Side, name: str, count: tuple[int, ...], anchored: Container[str], ends: set[str]
     ) -> str:
-        """What is not computed row by row between a tensor and anchored ones, which join `ends`; empty if all is."""
+        """Why the path from anchored tensors, which are added to `ends`, is not row by row; empty if it is."""
         pending, seen, first = [name], {name}, True
         while pending:
             each = pending.pop()
-            if not first and (each in side.fixed or side.constant(each) is not None or numbers.get(each) in anchored):
+            if not first and (side.is_fixed(each) or side.ids.get(each) in anchored):
                 if each in side.data:
-                    ends.add(numbers[each])
-                    rows, constant = side.rows(each), each in side.fixed or side.constant(each) is not None
-                    if not constant and (rows is None or rows[1] != count):
+                    ends.add(side.ids[each])
+                    rows = side.rows(each)
+                    if not side.is_fixed(each) and (rows is None or rows[1] != count):
                         return f"'{each}' has other rows"
                 continue
             first = False
@@ -251,7 +245,7 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     if any(shapes[each][:front] != shapes[name][:front] for shapes in side.shapes for each in data):
         return "has operands of other shapes"
     others = [each for each in node.input if each and each not in side.data]
-    spread = [each for each in others if each not in side.fixed and side.constant(each) is None]
+    spread = [each for each in others if not side.is_fixed(each)]
     if not all(_alike(side, each, count) for each in spread):
         return "reads what depends on sizes or on integers"
     others = [each for each in others if each not in spread]
@@ -267,8 +261,8 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
 
 
 def _transposed(step: _Step) -> bool:
-    order = step.get("perm") or list(reversed(range(step.rank)))
-    return list(order[: step.front]) == list(range(step.front))
+    order = step.get("perm") or range(step.rank)[::-1]
+    return [*order[: step.front]] == [*range(step.front)]
 
 
 def _product(step: _Step) -> bool:
@@ -310,7 +304,7 @@ _RULES: Mapping[str, Callable[[_Step], bool]] = {
     **dict.fromkeys(("Slice", *_REDUCED), _along_axes),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
 }
-"""Whether an operator acts on rows; those of a single entry are told by where the table has them."""
+"""Whether an operator acts on rows; elementwise ones are recognised by the module of their row in the table."""
 
 
 def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
@@ -332,18 +326,18 @@ def _in_front(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _of_shape(side: _Side, name: str) -> bool:
-    """Whether a shape is put together of sizes of tensors and constants."""
+    """Whether a shape is composed of sizes of tensors and constants."""
     pending, seen = [name], set[str]()
     while pending:
         each = pending.pop()
-        if not each or each in seen or side.constant(each) is not None or each in side.fixed:
+        if not each or each in seen or side.is_fixed(each):
             continue
         seen.add(each)
         node = side.makers.get(each)
         if node is None or node.domain or node.op_type not in _OF_SHAPES:
             return False
         chosen = node.input[1:] if node.op_type in ("Gather", "Slice", "Unsqueeze", "Squeeze", "Reshape") else ()
-        if any(each and each not in side.fixed and side.constant(each) is None for each in chosen):
+        if any(each and not side.is_fixed(each) for each in chosen):
             return False  # a size decides which size it is
         pending += () if node.op_type == "Shape" else node.input[:1] if chosen else node.input
     return True

@@ -1,4 +1,4 @@
-"""Follows single entries of an evaluation backwards, to what function they are of other entries.
+"""Traces single entries of an evaluation back to the function of other entries that they are.
 
 What is read here is a proposal, and never believed: whoever uses it checks in the field that it is right. An entry that
 has the residue of a leaf is that leaf, and a factor that is 0 ends the walk, so that of a masked weight matrix or of
@@ -30,31 +30,8 @@ from rewriter.evaluate.reductions import axes_of, flat
 from rewriter.evaluate.scalar import COMPARISONS, LOGIC, is_far, is_last
 from rewriter.evaluate.table import MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
-from rewriter.proof.certificate.expressions import (
-    BUILDERS,
-    CUBIC,
-    HALF,
-    ONE,
-    OPERATORS,
-    PI,
-    ZERO,
-    Expression,
-    NotAFunction,
-    add,
-    apply,
-    clip,
-    constant,
-    div,
-    mul,
-    ordered,
-    rational,
-    scalar_operator,
-    softmax,
-    sub,
-    symbol,
-    total,
-    where,
-)
+from rewriter.proof.certificate import expressions as ex
+from rewriter.proof.certificate.expressions import Expression, NotAFunction, ordered
 from rewriter.proof.values.prints import Fingerprints
 
 Index = tuple[int, ...]
@@ -66,9 +43,9 @@ _MOST_STEPS, _MOST_MOVED = 20_000, 2**22
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
 """The numerator and the denominators of a short number."""
 UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
-"""What a walk runs into where names or shapes are not what they seem."""
-_OPEN = symbol("open")
-"""An end of a Clip that is left out."""
+"""Exceptions raised by a walk where names or shapes are unexpected."""
+_OPEN = ex.symbol("open")
+"""An omitted bound of a Clip."""
 
 
 class Kept(Fingerprints):
@@ -130,7 +107,7 @@ class Walk:
             return self._behind(node, name, index)
         if not isinstance(value, Value):
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
-            return self._number(numbers[index]) if is_float(numbers) else constant(int(numbers[index]))
+            return self._number(numbers[index]) if is_float(numbers) else ex.constant(int(numbers[index]))
         if name in self._stops:
             return self._stops[name]
         leaf = self._leaves.get(int(value.entries[index]))
@@ -158,10 +135,10 @@ class Walk:
         value, size = float(number), np.asarray(number).dtype.itemsize
         known = known_number(abs(value), size) if self._run.field.snaps else None
         if known is None or isinstance(known[4], str) or known[3] != 1:
-            return constant(value)
-        root = apply("sqrt", constant(fmpq(known[4].numerator, known[4].denominator)))
+            return ex.constant(value)
+        root = ex.apply("sqrt", ex.constant(fmpq(known[4].numerator, known[4].denominator)))
         sign = 1 if value > 0 else -1
-        return mul(constant(fmpq(sign * known[2].numerator, known[2].denominator)), root)
+        return ex.mul(ex.constant(fmpq(sign * known[2].numerator, known[2].denominator)), root)
 
     def _shifted(self, entry: int) -> Expression | None:
         """A leaf and a short number, where a linear layer adds it to what it computes; None otherwise."""
@@ -171,7 +148,7 @@ class Walk:
                 number = (entry - sign * known) * scale % p
                 number -= p * (number > p // 2)
                 if abs(number) <= _SHORT:
-                    return add(mul(constant(sign), leaf), constant(number / scale))
+                    return ex.add(ex.mul(ex.constant(sign), leaf), ex.constant(number / scale))
         return None
 
     def _goes_on(self, node: onnx.NodeProto, index: Index) -> bool:
@@ -185,7 +162,7 @@ class Walk:
                 if place > 1 or operand.ndim < 2:
                     continue
                 entries = _factors(self._run, node, operand, index, place)
-            elif key_of(node) in OPERATORS or node.op_type in _COINS:
+            elif key_of(node) in ex.OPERATORS or node.op_type in _COINS:
                 entries = operand.entries[aligned(index, operand.shape)]
             else:
                 return False
@@ -201,7 +178,7 @@ class Walk:
             return self.at(node.input[place], aligned(index, given[place].shape))
 
         if kind in CASTS and self._run.depends(node.input[0]) and not isinstance(given[0], Value):
-            return self._chosen(node.input[0], index, ONE, ZERO)
+            return self._chosen(node.input[0], index, ex.ONE, ex.ZERO)
         if kind in _MOVED:
             return self._moved(node, name, index)
         combined = {"Softmax": self._softmax, "ReduceSum": self._sum, **dict.fromkeys(PRODUCTS, self._product)}
@@ -213,25 +190,25 @@ class Walk:
             return operand(1 if given[0][aligned(index, given[0].shape)] else 2)
         if kind == "Clip":
             ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
-            return symbol("clip", (operand(0), *ends))
+            return ex.symbol("clip", (operand(0), *ends))
         if kind == "Log":
             return _softplus_of(operand(0))
-        if key_of(node) not in OPERATORS:
+        if key_of(node) not in ex.OPERATORS:
             raise NotAFunction(f"{kind} is not followed")
-        return scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
+        return ex.scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
 
     def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
         attributes = self._run.program.attributes(node)
         if len(node.input) <= place or not node.input[place]:
             stated = None if key not in attributes else np.float32(attributes[key])
-            return _OPEN if stated is None or is_last(stated, below=key == "min") else constant(float(stated))
+            return _OPEN if stated is None or is_last(stated, below=key == "min") else ex.constant(float(stated))
         value = self._run.values[node.input[place]]
         if not isinstance(value, Value) and is_float(value) and is_last(value, below=key == "min"):
             return _OPEN
         return self.at(node.input[place], (0,) * value.ndim)
 
     def _moved(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
-        """The entry that was moved here: the operator applied to the numbers of entries, from 1, says which."""
+        """The entry that was moved here, found by applying the operator to the numbers of entries, from 1."""
         given = self._run.operands(node)
         moved = [is_float(each) and not (place and node.op_type == "Pad") for place, each in enumerate(given)]
         ends = np.cumsum([each.size if move else 0 for each, move in zip(given, moved, strict=True)])
@@ -252,7 +229,7 @@ class Walk:
             self._sources[node.output[0]] = tuple_of(operator(self._call(node), *numbered))
         number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])
         if number == 0:
-            return ZERO  # what is filled in
+            return ex.ZERO  # what is filled in
         source = int(np.searchsorted(ends, number))
         shape = given[source].shape
         return self.at(node.input[source], unraveled(number - 1 - int(ends[source] - given[source].size), shape))
@@ -267,19 +244,19 @@ class Walk:
         terms = []
         for k in np.flatnonzero(live).tolist():
             second = self.at(node.input[1], _factor(run, node, b, index, 1, k))
-            if second is not ZERO:
-                terms.append(mul(self.at(node.input[0], _factor(run, node, a, index, 0, k)), second))
-        made = _scaled(attributes, "alpha", total(terms) if terms else ZERO)
+            if second is not ex.ZERO:
+                terms.append(ex.mul(self.at(node.input[0], _factor(run, node, a, index, 0, k)), second))
+        made = _scaled(attributes, "alpha", ex.total(terms) if terms else ex.ZERO)
         if node.op_type == "Gemm" and bias and bias[0] is not None:
             offset = self.at(node.input[2], aligned(index, bias[0].shape))
-            return add(made, _scaled(attributes, "beta", offset))
+            return ex.add(made, _scaled(attributes, "beta", offset))
         return made
 
     def _softmax(self, node: onnx.NodeProto, index: Index) -> Expression:
         scores, weights = self._run.values[node.input[0]], self._run.values[node.output[0]].entries
         axis = self._run.program.attributes(node).get("axis", -1) % scores.ndim
         if weights[index] == 0:
-            return ZERO
+            return ex.ZERO
 
         def place(key: int) -> Index:
             return (*index[:axis], key, *index[axis + 1 :])
@@ -294,8 +271,8 @@ class Walk:
             for key in np.flatnonzero((masks > masks.min()) & (masks < INFINITE)).tolist():
                 residue = int(self._run.field.sub(scores.entries[place(key)], scores.entries[place(kept[0])]))
                 if residue not in gaps:
-                    gaps[residue] = sub(self.at(node.input[0], place(key)), logits[0])
-        return ONE if len(logits) == 1 else symbol("softmax", tuple(logits), kept.index(index[axis]))
+                    gaps[residue] = ex.sub(self.at(node.input[0], place(key)), logits[0])
+        return ex.ONE if len(logits) == 1 else ex.symbol("softmax", tuple(logits), kept.index(index[axis]))
 
     def _sum(self, node: onnx.NodeProto, index: Index) -> Expression:
         x, *stated = self._run.operands(node)
@@ -304,7 +281,7 @@ class Walk:
         if call.get("keepdims", 1):
             index = tuple(i for axis, i in enumerate(index) if axis not in axes)
         numbers = flat(np.arange(x.size).reshape(x.shape), axes)[index]
-        return total([self.at(node.input[0], unraveled(number, x.shape)) for number in numbers])
+        return ex.total([self.at(node.input[0], unraveled(number, x.shape)) for number in numbers])
 
     def _call(self, node: onnx.NodeProto) -> Call:
         return Call(node, node.op_type, self._run.program.attributes(node), self._run)
@@ -324,17 +301,17 @@ class Walk:
             return self._chosen(node.input[0], index, *((inner, b) if node.op_type == "And" else (a, inner)))
         x, y = (self.at(each, aligned(index, run.values[each].shape)) for each in node.input)
         if node.op_type == "Equal":
-            return where(sub(x, y), where(sub(y, x), a, b), b)
+            return ex.where(ex.sub(x, y), ex.where(ex.sub(y, x), a, b), b)
         if node.op_type.startswith("Less"):
             x, y = y, x
-        return where(sub(x, y), a, b) if node.op_type.endswith("OrEqual") else where(sub(y, x), b, a)
+        return ex.where(ex.sub(x, y), a, b) if node.op_type.endswith("OrEqual") else ex.where(ex.sub(y, x), b, a)
 
 
 def _softplus_of(inner: Expression) -> Expression:
     """log(1 + exp(x)), the only logarithm that is followed. Raises NotAFunction for another one."""
     for one, power in (inner.operands, inner.operands[::-1]) if inner.operator == "+" else ():
-        if one is ONE and power.operator == "exp":
-            return apply("softplus", power.operands[0])
+        if one is ex.ONE and power.operator == "exp":
+            return ex.apply("softplus", power.operands[0])
     raise NotAFunction("Log is not followed")
 
 
@@ -364,7 +341,7 @@ def _factors(run: Kept, node: onnx.NodeProto, operand: Any, index: Index, place:
 
 
 def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expression:
-    return value if attributes.get(key, 1.0) == 1.0 else mul(constant(float(np.float32(attributes[key]))), value)
+    return value if attributes.get(key, 1.0) == 1.0 else ex.mul(ex.constant(float(np.float32(attributes[key]))), value)
 
 
 # -- what the symbols mean -------------------------------------------------------------------------------------------
@@ -378,14 +355,14 @@ def wide(expression: Expression, values: Mapping[Expression, Expression] | None 
         if values and part in values:
             made[part] = values[part]
         elif part.operator == "softmax":
-            made[part] = softmax(operands)[int(str(part.value))]
+            made[part] = ex.softmax(operands)[int(str(part.value))]
         elif part.operator == "clip":
-            made[part] = clip(operands[0], *(None if each is _OPEN else each for each in operands[1:]))
+            made[part] = ex.clip(operands[0], *(None if each is _OPEN else each for each in operands[1:]))
         elif not operands:
             made[part] = part
         else:
-            build = BUILDERS.get(part.operator)
-            made[part] = build(*operands) if build else symbol(part.operator, operands)
+            build = ex.BUILDERS.get(part.operator)
+            made[part] = build(*operands) if build else ex.symbol(part.operator, operands)
     return made[expression]
 
 
@@ -416,7 +393,7 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
 
 
 def _far(field: Field, end: Expression, *, below: bool) -> bool:
-    """Whether an end of a Clip is taken to be reached by no number, as the evaluation takes it."""
+    """Whether a bound of a Clip is treated as unreachable, as in the evaluation."""
     return isinstance(end.value, fmpq) and is_far(field, int(end.value.p) / int(end.value.q), below=below)
 
 
@@ -425,7 +402,7 @@ def _number_in(field: Field, part: Expression) -> Array:
     number: Any = _IRRATIONAL.get(part)
     if number is None and field.snaps and isinstance(part.value, fmpq):
         short = np.float32(int(part.value.p) / int(part.value.q))
-        number = short if rational(float(short)) == part.value else None
+        number = short if ex.rational(float(short)) == part.value else None
     if number is not None:
         return np.asarray(field.lift(number).entries)
     exact = part.value if isinstance(part.value, fmpq) else fmpq(0)
@@ -433,9 +410,9 @@ def _number_in(field: Field, part: Expression) -> Array:
 
 
 _IRRATIONAL: Mapping[Expression, np.float64] = {
-    CUBIC: np.float64(0.044715),
-    apply("sqrt", HALF): np.float64(math.sqrt(0.5)),
-    apply("sqrt", div(constant(2), PI)): np.float64(math.sqrt(2 / math.pi)),
+    ex.CUBIC: np.float64(0.044715),
+    ex.apply("sqrt", ex.HALF): np.float64(math.sqrt(0.5)),
+    ex.apply("sqrt", ex.div(ex.constant(2), ex.PI)): np.float64(math.sqrt(2 / math.pi)),
 }
 """Numbers of GELU, which operators of its name contain."""
 

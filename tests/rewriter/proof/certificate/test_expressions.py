@@ -11,10 +11,10 @@ from flint import fmpq
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from rewriter.evaluate.table import MICROSOFT
 from rewriter.proof.certificate.expressions import (
     FUNCTIONS,
     HALF,
-    MICROSOFT,
     ONE,
     OPERATORS,
     VARIABLE,
