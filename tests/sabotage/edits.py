@@ -182,7 +182,7 @@ def _file(right: Part, at: str, what: str) -> Part:
 
 _OTHER_PARTS: Mapping[str, tuple[str, Callable[[Part, str, str], Part]]] = {
     "instead": ("made", _instead),
-    "plan": ("choose", _planned),
+    "plan": ("decide", _planned),
     "lowered": ("lower", _lowered),
     "bytes": ("serialise", _bytes),
     "file": ("serialise", _file),

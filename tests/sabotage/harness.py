@@ -20,7 +20,7 @@ from rewriter.errors import RewriteError
 
 POINTS: Mapping[str, tuple[str, str]] = {
     "made": ("rewriter.api.rewriting", "with_heads"),
-    "choose": ("passes.forms", "choose"),
+    "decide": ("passes.forms", "decide"),
     "lower": ("passes.plan", "lower"),
     "serialise": ("rewriter.files.save", "_serialise"),
 }
