@@ -461,8 +461,9 @@ class Field:
 class Modulus:
     """A prime, with what fields of it share: limbs of weights, and the products with them, which both models have."""
 
-    def __init__(self, p: int) -> None:
-        self.p = p
+    def __init__(self, p: int | None = None) -> None:
+        """By default one that `draw_prime` draws."""
+        self.p = p = p or draw_prime()
         self.powers = np.array([pow(2, each, p) for each in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)], np.int64)
         self._last: tuple[Array, list[Sequence[Array]]] | None = None
         self._known: dict[tuple[bytes, bytes], Array] = {}

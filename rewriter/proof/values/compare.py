@@ -23,17 +23,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import (
-    Field,
-    Floats,
-    Modulus,
-    Product,
-    Unsupported,
-    Value,
-    content,
-    draw_prime,
-    is_float,
-)
+from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.table import MOVES
@@ -97,7 +87,7 @@ class Reading:
     folds: bool = False  # constants that a tool folded as the exact product
     unmasked: bool = False  # numbers of at most -200 as numbers, which heads that are written out have as offsets
 
-    def field(self, modulus: Modulus | int, key: bytes, products: Sequence[Product] = ()) -> Field:
+    def field(self, modulus: Modulus, key: bytes, products: Sequence[Product] = ()) -> Field:
         low = {"low": _LOWEST} if self.unmasked else {}
         return Field(modulus, key, snaps=self.snaps, products=products, **low)
 
@@ -213,7 +203,7 @@ class _Pair:
         """Whether A can be evaluated at sizes that it hides, such as those of its images; then take them."""
 
         def refusals(cases: Sequence[Case]) -> list[str]:
-            return in_step([Fingerprints(self.a, Field(draw_prime(), b"sizes"), case.feeds) for case in cases])
+            return in_step([Fingerprints(self.a, Field(Modulus(), b"sizes"), case.feeds) for case in cases])
 
         found = SizeSearch(self._maker, refusals).found() if any(refusals(self.points)) else []
         for sizes in found[:1]:
@@ -277,7 +267,7 @@ class _Pair:
         tried = [[value.shape for value in each.feeds.values()] for each in (further, *self.points)]
         if tried[0] in tried[1:]:
             return ""
-        field = reading.field(draw_prime(), secrets.token_bytes(16), self._products)
+        field = reading.field(Modulus(), secrets.token_bytes(16), self._products)
         _, (failed,) = self._evaluated(self.b, [field], [further], reading)
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
@@ -297,7 +287,7 @@ class _Pair:
         return max(found, key=lambda each: each.matched, default=None)
 
     def _departing(self, reading: Reading, case: Case, *, isolate: bool) -> Departure:
-        modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
+        modulus, key = Modulus(), secrets.token_bytes(16)
 
         def evaluate(program: Program, replaced: Mapping[str, Value], *, keep: bool = False) -> Fingerprints:
             field = reading.field(modulus, key, () if program is self.a else self._products)
@@ -338,7 +328,7 @@ class _Pair:
         if self._claims and reading not in self._heads:
             self._read_heads(reading)
         cases = [case for each in draws for case in each]
-        keys = [(modulus, secrets.token_bytes(16)) for each in draws for modulus in [Modulus(draw_prime())] * len(each)]
+        keys = [(modulus, secrets.token_bytes(16)) for each in draws for modulus in [Modulus()] * len(each)]
 
         def fields(numbers: Sequence[Product] = ()) -> list[Field]:
             return [reading.field(*key, numbers) for key in keys]
@@ -401,7 +391,7 @@ class _Pair:
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
         """Look for activations that became heads; whether there are any."""
-        modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
+        modulus, key = Modulus(), secrets.token_bytes(16)
 
         def make() -> Field:
             return reading.field(modulus, key)
@@ -514,7 +504,7 @@ class _Pair:
     @cached_property
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
-        run = Fingerprints(self.a, Field(draw_prime(), secrets.token_bytes(16)), self.points[0].feeds, keep=True)
+        run = Fingerprints(self.a, Field(Modulus(), secrets.token_bytes(16)), self.points[0].feeds, keep=True)
         in_step([run])
         return folded(self.a, self.b, {n: x for n, x in run.kept.items() if isinstance(x, np.ndarray)})
 

@@ -232,7 +232,7 @@ def test_a_product_that_every_prime_divides() -> None:
     primes = np.array(sorted({draw_prime() for _ in range(16)}))
     monkey = iter(primes.tolist() * 1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rewriter.proof.values.compare.draw_prime", lambda: next(monkey))
+        patch.setattr("rewriter.evaluate.arithmetic.draw_prime", lambda: next(monkey))
         scale = 2.0 ** -np.where(np.arange(primes.size) % 2, 30, 31)
         split = {"hi": f(*(primes >> 16) * 65536.0 * scale), "lo": f(*(primes & 0xFFFF) * scale)}
         wrong = (
