@@ -429,7 +429,10 @@ class Evaluator:
         """Whether rows of a table of floats are taken by the value of an input."""
         if call.kind == "EmbedLayerNormalization" or (call.kind == "OneHot" and is_float(operands[2])):
             return True
-        if call.kind != "Gather" or call.node.input[0] in self.decided or call.get("axis", 0) != 0:
+        whole = call.kind == "Gather" and call.get("axis", 0) == 0
+        if call.kind == "GatherND":
+            whole = not call.get("batch_dims", 0) and operands[1].shape[-1] == 1
+        if not whole or call.node.input[0] in self.decided:
             return False
         table = operands[0]
         return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
@@ -456,9 +459,14 @@ class Evaluator:
         """Note constant tables of which one size may read only a part."""
         if call.kind not in TABLES or self.fixed.issuperset(name for name in call.node.input if name):
             return
-        blended = {"Gather": range(2 * call.decided), "EmbedLayerNormalization": range(2, 3)}.get(call.kind, ())
+        blended: Sequence[int] = (2,) if call.kind == "EmbedLayerNormalization" else ()
+        if call.kind in ("Gather", "GatherND") and call.decided and self.takes_rows(call, operands):
+            blended = (0,)
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
-            if name in self.fixed and isinstance(table, np.ndarray) and table.ndim > 1 and table.size >= _SMALL_TABLE:
+            if name not in self.fixed or not isinstance(table, np.ndarray):
+                continue
+            least = 2 if call.decided and is_float(table) else _SMALL_TABLE
+            if table.size >= least and (table.ndim > 1 or is_float(table) or call.decided):
                 of_numbers = is_float(table) or table.dtype.itemsize == 1
                 if not (place in blended and of_numbers):  # else every row is in what is read
                     self.read_in_part(call, name, table, operands)

@@ -137,7 +137,7 @@ def _gather(call: Call, x: Any, index: Any) -> Any:
     return call.move(x, lambda t: np.take(t, places, axis=axis))
 
 
-@operator("GatherElements", moves=True)
+@operator("GatherElements", moves=True, table=True)
 def _gather_elements(call: Call, x: Any, index: Any) -> Any:
     axis = call.get("axis", 0) % x.ndim
     places = _from_end(index, x.shape[axis])
@@ -145,14 +145,16 @@ def _gather_elements(call: Call, x: Any, index: Any) -> Any:
     return call.move(x, lambda t: np.take_along_axis(t[cut], places, axis))
 
 
-@operator("GatherND", moves=True)
+@operator("GatherND", moves=True, table=True)
 def _gather_nd(call: Call, x: Any, index: Any) -> Any:
     index = plain(index)
+    if call.decided and call.evaluator.takes_rows(call, [x, index]):
+        return call.evaluator.rows(x, _from_end(index[..., 0], x.shape[0]))
     batch = tuple(np.indices(index.shape[:-1])[: call.get("batch_dims", 0)])
     return call.move(x, lambda t: t[(*batch, *np.moveaxis(index, -1, 0))])
 
 
-@operator("Split", moves=True)
+@operator("Split", moves=True, table=True)
 def _split(call: Call, x: Any, split: Any = None) -> Any:
     axis, sizes = call.get("axis", 0), call.integers("split", split)
     if sizes is None:

@@ -49,6 +49,7 @@ class Fingerprints(Evaluator):
         self._printing = printing
         # Tables of which this size may read only a part, by content: name and shape.
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
+        self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.kept: dict[str, Any] = {}
@@ -74,6 +75,8 @@ class Fingerprints(Evaluator):
         """Note which entries of a constant table are read, over all evaluations."""
         key = content(table)
         self.partial[key] = name, table.shape
+        if call.decided:
+            self.chosen[key] = name
         if call.kind not in ("Slice", "Gather") or call.node.input[0] != name:
             return
         read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])

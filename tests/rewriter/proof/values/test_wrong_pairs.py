@@ -57,6 +57,38 @@ _SIZES = {"one": n(1), "c5": f(5), "c7": f(7), "c61": f(61), "c1": f(1)}
 _BY_AREA = {"a": n(2, 3), "n": f(224 * 224)}
 
 # name: signature, A, B, constants of both, constants of B
+_TAKES = "(int64[batch,seq] input_ids) => (float out)"
+_FIRST = "m = Reshape(input_ids, last) s = Slice(m, zero, one)"
+_TAKEN: Mapping[str, tuple[str, Mapping[str, Any], Any, Any]] = {
+    "GatherND": ("i = Unsqueeze(input_ids, last) out = GatherND(t, i)", {"last": n(-1)}, _TABLE, _OTHER),
+    "GatherElements": (
+        "m = Reshape(input_ids, flat) i = Expand(m, four) out = GatherElements<axis=0>(t, i)",
+        {"flat": n(-1, 1), "four": n(1, 4)},
+        _TABLE,
+        _OTHER,
+    ),
+    "Gather along the last axis": ("out = Gather<axis=1>(t, input_ids)", {}, _TABLE.T.copy(), _OTHER.T.copy()),
+    "Slice": (
+        f"{_FIRST} e = Add(s, one) out = Slice(t, s, e)",
+        {"last": n(-1), "zero": n(0), "one": n(1)},
+        _TABLE,
+        _OTHER,
+    ),
+    "Slice from a vector": (
+        f"{_FIRST} e = Add(s, one) out = Slice(t, s, e)",
+        {"last": n(-1), "zero": n(0), "one": n(1)},
+        _TABLE[:, 1].copy(),
+        _OTHER[:, 1].copy(),
+    ),
+    "Compress": (
+        f"{_FIRST} c = Equal(all, s) out = Compress<axis=0>(t, c)",
+        {"last": n(-1), "zero": n(0), "one": n(1), "all": np.arange(300)},
+        _TABLE,
+        _OTHER,
+    ),
+}
+"""By operator that takes entries of a table as inputs choose: nodes, constants, the table, and another one."""
+
 CHANCE: Mapping[str, tuple[Any, ...]] = {
     "a Relu is dropped": (_ONE, "out = Relu(x)", "out = Identity(x)"),
     "a threshold of one number": (
@@ -121,6 +153,10 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
     "a row that a one-hot vector takes": (
         _IDS, "h = OneHot(input_ids, d, z) out = MatMul(h, t)", "h = OneHot(input_ids, d, z) out = MatMul(h, t)",
         {"t": _TABLE, "d": np.int64(300), "z": f(0, 1)}, {"t": _OTHER}),
+    **{
+        f"one row that {kind} takes": (_TAKES, text, text, {"t": table, **given}, {"t": changed})
+        for kind, (text, given, table, changed) in _TAKEN.items()
+    },
     # constants
     "a constant that the runtime rounds to 0": (
         _PAIRS, "out = Mul(x, o)", "c = Add(a, o) d = Sub(c, a) out = Mul(x, d)", {"a": f(1e10, 1e10), "o": f(1, 1)}),
