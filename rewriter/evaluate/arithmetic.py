@@ -473,7 +473,7 @@ class Modulus:
         """Entries @ a weight; from memory, where both were multiplied before."""
         if weight.size < _LEAST_KNOWN:
             return self._weighted(field, entries, weight)
-        key = self._key(entries, weight)
+        key = content(weight), content(entries)
         if key in self._known:
             return self._known[key].astype(np.int64)
         made = self._weighted(field, entries, weight)
@@ -485,15 +485,12 @@ class Modulus:
         if weight.size < _LEAST_KNOWN or weight.ndim != 2:
             return
         fitting = [x for x in operands if x.shape[-1] == len(weight)]  # the others are an error where they are used
-        new = {key: x for x in fitting if (key := self._key(x, weight)) not in self._known}
+        new = {key: x for x in fitting if (key := (content(weight), content(x))) not in self._known}
         if len(new) > 1:
             rows = [x.reshape(-1, x.shape[-1]) for x in new.values()]
             made = np.split(self._weighted(field, np.concatenate(rows), weight), np.cumsum([*map(len, rows)])[:-1])
             for (key, x), each in zip(new.items(), made, strict=True):
                 self._keep(key, each.reshape(*x.shape[:-1], -1))
-
-    def _key(self, entries: Array, weight: Array) -> tuple[bytes, bytes]:
-        return content(weight), content(entries)
 
     def _keep(self, key: tuple[bytes, bytes], made: Array) -> None:
         self._room -= made.size

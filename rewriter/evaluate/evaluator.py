@@ -466,10 +466,9 @@ class Evaluator:
             if name not in self.fixed or not isinstance(table, np.ndarray):
                 continue
             least = 2 if call.decided and is_float(table) else _SMALL_TABLE
-            if table.size >= least and (table.ndim > 1 or is_float(table) or call.decided):
-                of_numbers = is_float(table) or table.dtype.itemsize == 1
-                if not (place in blended and of_numbers):  # else every row is in what is read
-                    self.read_in_part(call, name, table, operands)
+            shaped = table.ndim > 1 or is_float(table) or call.decided
+            if table.size >= least and shaped and place not in blended:  # else every row is in what is read
+                self.read_in_part(call, name, table, operands)
 
     def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:
         """Called with constant tables of which one size may read only a part."""

@@ -199,22 +199,15 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
-    with suppress(LostError, *UNFIT):
-        chain = first_chain(view, kept, [value.name for value in plan.model.graph.output])
-        tensors |= {} if chain is None else dict(builder.ends(chain))
+    for output in plan.model.graph.output:
+        with suppress(UsageError, LostError, *UNFIT):
+            tensors |= dict(builder.ends(chain_to(view, kept, output.name)))
+            break
     notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
     missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
     return HeadIndex(
         kept, missed, source, plan.model, runs, view, tensors, builder.value, builder.folded, plan.recognised.stream
     )
-
-
-def first_chain(view: GraphView, sublayers: Sequence[Named], outputs: Sequence[str]) -> Chain | None:
-    """The path to the first output that has one."""
-    for output in outputs:
-        with suppress(UsageError):
-            return chain_to(view, sublayers, output)
-    return None
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:

@@ -544,11 +544,10 @@ class _Pair:
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         chosen = {key: name for each in b for key, name in each.chosen.items()}
-        if chosen:
-            there = {*map(content, self.a.constants().values())}
-            new = next((name for key, name in chosen.items() if key not in there), None)
-            if new is not None:
-                return f"inputs choose what is read of the table '{new}', which the first model has not"
+        there = {*map(content, self.a.constants().values())} if chosen else ()
+        new = next((name for key, name in chosen.items() if key not in there), None)
+        if new is not None:
+            return f"inputs choose what is read of the table '{new}', which the first model has not"
         one_way = self._one_way(a, b)
         if one_way:
             self._about = self._block_behind(one_way)
