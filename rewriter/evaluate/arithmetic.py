@@ -81,10 +81,11 @@ _DIGESTS: dict[int, tuple[weakref.ref[Array], list[bytes]]] = {}
 """By id, arrays that never change, with a list that their digest is kept in."""
 
 
-def keep_digest(table: Array, digests: list[bytes]) -> None:
-    """Let `content` keep the digest of an array that never changes in a list, which may outlive the array."""
+def keep_digest(table: Array, digests: list[bytes]) -> Array:
+    """The array, which never changes; `content` keeps its digest in the list, which may outlive it."""
     place = id(table)
     _DIGESTS[place] = weakref.ref(table, lambda _: _DIGESTS.pop(place, None)), digests
+    return table
 
 
 def content(table: Array) -> bytes:

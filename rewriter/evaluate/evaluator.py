@@ -42,7 +42,7 @@ _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, Assertion
 """Exceptions raised while evaluating an invalid node."""
 _SHAPES = {"Shape", "Size"}
 _SMALL_TABLE, _SMALL_WEIGHT = 32, 64
-_MAX_SMALL, _MAX_HELD = 2**16, 4
+_MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
 
 
@@ -61,9 +61,7 @@ class Weights(Mapping[str, Array]):
             return _read(model, tensors[name])
 
         def read_large(name: str) -> Array:
-            made = read(name)
-            keep_digest(made, self._digests.setdefault(name, []))
-            return made
+            return keep_digest(read(name), self._digests.setdefault(name, []))
 
         self._tensors, self._small, self._large = tensors, cache(read), lru_cache(_MAX_HELD)(read_large)
         self._digests: dict[str, list[bytes]] = {}
@@ -336,7 +334,9 @@ class Evaluator:
                 pairs = zip(node.input, operands, strict=True)
                 operands = [self._entered(each) if name in self.decided else each for name, each in pairs]
                 depends = any(isinstance(each, Value) for each in operands)
-        if not depends and not (call.decided and self.takes_rows(call, operands)):
+        # Inputs may choose from what the attributes of an operator without a row hold, such as a LabelEncoder.
+        chosen = call.decided and domain in _OTHER_DOMAINS and isinstance(self.arithmetic, Field)
+        if not depends and not chosen and not (call.decided and self.takes_rows(call, operands)):
             made = self._plain(call, operands)
             if kind in COMPARISONS and not self.fixed.issuperset(node.input):
                 self._note_choice(call, operands, tuple_of(made)[0])
@@ -427,14 +427,14 @@ class Evaluator:
     # -- tables
     def takes_rows(self, call: Call, operands: Sequence[Any]) -> bool:
         """Whether rows of a table of floats are taken by the value of an input."""
-        if call.kind == "EmbedLayerNormalization" or (call.kind == "OneHot" and is_float(operands[2])):
+        kind, table = call.kind, operands[0]
+        if kind == "EmbedLayerNormalization" or (kind == "OneHot" and is_float(operands[2])):
             return True
-        whole = call.kind == "Gather" and call.get("axis", 0) == 0
-        if call.kind == "GatherND":
-            whole = not call.get("batch_dims", 0) and operands[1].shape[-1] == 1
-        if not whole or call.node.input[0] in self.decided:
+        if kind == "GatherBlockQuantized":
+            return not call.get("gather_axis", 0) and table.size <= _MAX_UNPACKED
+        ends = kind == "GatherND" and not call.get("batch_dims", 0) and operands[1].shape[-1] == 1
+        if not (ends or (kind == "Gather" and call.get("axis", 0) == 0)) or call.node.input[0] in self.decided:
             return False
-        table = operands[0]
         return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
 
     def rows(self, table: Any, index: Array, *, decided: bool = True) -> Value:
@@ -460,8 +460,8 @@ class Evaluator:
         if call.kind not in TABLES or self.fixed.issuperset(name for name in call.node.input if name):
             return
         blended: Sequence[int] = (2,) if call.kind == "EmbedLayerNormalization" else ()
-        if call.kind in ("Gather", "GatherND") and call.decided and self.takes_rows(call, operands):
-            blended = (0,)
+        if call.decided and not blended and self.takes_rows(call, operands):
+            blended = range(4)  # scales of quantised tables included
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
             if name not in self.fixed or not isinstance(table, np.ndarray):
                 continue

@@ -250,7 +250,7 @@ def _matmul_of_bits(
     return made if bias is None else add(call, made, bias)
 
 
-@operator("GatherBlockQuantized")
+@operator("GatherBlockQuantized", table=True)
 def _gather_of_bits(call: Call, packed: Any, index: Any, scales: Any, zeros: Any = None) -> Any:
     axis, block, bits = call.get("quantize_axis", 1), call.get("block_size", 128), call.get("bits", 4)
     whole = packed.dtype.name == "uint8"

@@ -59,6 +59,10 @@ _BY_AREA = {"a": n(2, 3), "n": f(224 * 224)}
 # name: signature, A, B, constants of both, constants of B
 _TAKES = "(int64[batch,seq] input_ids) => (float out)"
 _FIRST = "m = Reshape(input_ids, last) s = Slice(m, zero, one)"
+_DOMAINS = '"com.microsoft": 1, "ai.onnx.ml": 3'
+_BITS = np.random.default_rng(0).integers(0, 255, (300, 16), np.uint8)
+_LABELS = "out = ai.onnx.ml.LabelEncoder<keys_int64s=[%s], values_floats=[%s]>(input_ids)"
+_KEYS, _VALUES = ", ".join(map(str, range(300))), "0.25, " * 299
 _TAKEN: Mapping[str, tuple[str, Mapping[str, Any], Any, Any]] = {
     "GatherND": ("i = Unsqueeze(input_ids, last) out = GatherND(t, i)", {"last": n(-1)}, _TABLE, _OTHER),
     "GatherElements": (
@@ -85,6 +89,19 @@ _TAKEN: Mapping[str, tuple[str, Mapping[str, Any], Any, Any]] = {
         {"last": n(-1), "zero": n(0), "one": n(1), "all": np.arange(300)},
         _TABLE,
         _OTHER,
+    ),
+    "GatherBlockQuantized": (
+        "out = com.microsoft.GatherBlockQuantized<bits=4, block_size=32, gather_axis=0, quantize_axis=1>"
+        "(t, input_ids, scale)",
+        {"scale": np.ones((300, 1), np.float32)},
+        _BITS,
+        with_last(_BITS, 299),
+    ),
+    "ArrayFeatureExtractor": (
+        "m = Reshape(input_ids, last) out = ai.onnx.ml.ArrayFeatureExtractor(t, m)",
+        {"last": n(-1)},
+        _TABLE[:, :1].T.copy(),
+        with_last(_TABLE[:, :1], 299).T.copy(),
     ),
 }
 """By operator that takes entries of a table as inputs choose: nodes, constants, the table, and another one."""
@@ -153,6 +170,7 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
     "a row that a one-hot vector takes": (
         _IDS, "h = OneHot(input_ids, d, z) out = MatMul(h, t)", "h = OneHot(input_ids, d, z) out = MatMul(h, t)",
         {"t": _TABLE, "d": np.int64(300), "z": f(0, 1)}, {"t": _OTHER}),
+    "one label": (_TAKES, _LABELS % (_KEYS, _VALUES + "0.5"), _LABELS % (_KEYS, _VALUES + "1.5")),
     **{
         f"one row that {kind} takes": (_TAKES, text, text, {"t": table, **given}, {"t": changed})
         for kind, (text, given, table, changed) in _TAKEN.items()
@@ -221,7 +239,9 @@ THERE = {
 
 
 def loaded(signature: str, body: str, constants: Mapping[str, Any], opset: int) -> LoadedModel:
-    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {signature} {{ {body} }}')
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: [{_DOMAINS}, "": {opset}]> g {signature} {{ {body} }}'
+    )
     proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items())
     return LoadedModel(proto, None, Path(), (), 0)
 
