@@ -44,7 +44,7 @@ _BLOCK = 2**15
 _FEW = 32
 """Numbers that are inverted one by one."""
 _MAX_KEPT, _MAX_WIDE = 2**26, 2**21
-"""Entries of the largest weight whose limbs are kept: they take 4 bytes each, or 16 in the type of products."""
+"""Entries of the largest weight whose limbs are kept: they take 4 bytes each, or 24 in the type of products."""
 _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 """Entries of the smallest weight whose products are remembered, and of all these products."""
 INFINITE = 1000
@@ -89,7 +89,7 @@ def keep_digest(table: Array, digests: list[bytes]) -> Array:
 
 
 def content(table: Array) -> bytes:
-    """A digest of a table's numbers; narrow floats count as float32."""
+    """A digest of a table's numbers, or text; narrow floats count as float32."""
     known, digests = _DIGESTS.get(id(table), (lambda: None, []))
     if known() is not table:
         digests = []
@@ -101,7 +101,10 @@ def content(table: Array) -> bytes:
 def _content(table: Array) -> bytes:
     same = table.astype(np.float32) if is_float(table) and table.dtype.itemsize < 4 else table
     digest = hashlib.sha256(f"{same.dtype}{same.shape}".encode())
-    digest.update(np.ascontiguousarray(same).reshape(-1).view(np.uint8).data)
+    if same.dtype.kind in "OUS":  # all of it: numpy shortens a long array
+        digest.update(repr(same.tolist()).encode())
+    else:
+        digest.update(np.ascontiguousarray(same).reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 

@@ -323,7 +323,7 @@ class _Pair:
     def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[str, ...] | None:
         """The constants that were snapped, where both models have the same values at all points; None otherwise.
 
-        Each of the draws has a prime of its own.
+        A prime is drawn for each of the draws.
         """
         if self._claims and reading not in self._heads:
             self._read_heads(reading)

@@ -308,7 +308,7 @@ def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> li
 
 
 def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
-    """Nodes of A that read the same values: first those that lead to tensors that B lacks, with their successors."""
+    """Nodes of A that read the same values: first the ones that lead to tensors B lacks, with their successors."""
     same = [name for name in a.data if a.prints.prints[name].loose in keys]
     ranks: dict[int, tuple[bool, int, int]] = {}
     for place in {place for name in same for place in a.readers.get(name, ())}:

@@ -344,8 +344,7 @@ def _of_shape(side: _Side, name: str) -> bool:
 
 
 def _of_constant(constant: np.ndarray) -> str:
-    numbers = repr(constant.tolist()) if constant.dtype.kind in "OUS" else content(constant)
-    return _digest("constant", str(constant.dtype), constant.shape, numbers)
+    return _digest("constant", str(constant.dtype), constant.shape, content(constant))
 
 
 def _digest(*parts: object) -> str:
