@@ -101,10 +101,8 @@ def content(table: Array) -> bytes:
 def _content(table: Array) -> bytes:
     same = table.astype(np.float32) if is_float(table) and table.dtype.itemsize < 4 else table
     digest = hashlib.sha256(f"{same.dtype}{same.shape}".encode())
-    if same.dtype.kind in "OUS":  # all of it: numpy shortens a long array
-        digest.update(repr(same.tolist()).encode())
-    else:
-        digest.update(np.ascontiguousarray(same).reshape(-1).view(np.uint8).data)
+    text = same.dtype.kind in "OUS"  # all of it: numpy shortens a long array
+    digest.update(repr(same.tolist()).encode() if text else np.ascontiguousarray(same).reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 

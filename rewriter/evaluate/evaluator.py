@@ -25,7 +25,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate import attention, moves, products, quantised, reductions  # noqa: F401 - their rows
-from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Modulus, Unsupported, Value, is_float, keep_digest
+from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, content, is_float, keep_digest
 from rewriter.evaluate.nodes import CONTROL, Kernels, control
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, is_random, row, tuple_of
@@ -334,14 +334,14 @@ class Evaluator:
                 pairs = zip(node.input, operands, strict=True)
                 operands = [self._entered(each) if name in self.decided else each for name, each in pairs]
                 depends = any(isinstance(each, Value) for each in operands)
+        found = row(domain, kind)
         # Inputs may choose from what the attributes of an operator without a row hold, such as a LabelEncoder.
-        chosen = call.decided and domain in _OTHER_DOMAINS and isinstance(self.arithmetic, Field)
-        if not depends and not chosen and not (call.decided and self.takes_rows(call, operands)):
+        opaque = found is None and kind not in INTEGERS and not subgraphs(node) and isinstance(self.arithmetic, Field)
+        if not depends and not (call.decided and (opaque or self.takes_rows(call, operands))):
             made = self._plain(call, operands)
             if kind in COMPARISONS and not self.fixed.issuperset(node.input):
                 self._note_choice(call, operands, tuple_of(made)[0])
             return made
-        found = row(domain, kind)
         return self._opaque(call, operands) if found is None else found(call, *operands)
 
     def _note_choice(self, call: Call, compared: Sequence[Array], made: Any) -> None:
@@ -366,10 +366,10 @@ class Evaluator:
         drawn = [f.drawn(each) if isinstance(each, Value) else each for each in operands]
         stated = sorted(each.SerializeToString() for each in call.node.attribute)
         version = self.opsets.get(key_of(call.node)[0])
-        content = hashlib.blake2b(repr((key_of(call.node), version, stated)).encode(), key=f.key)
+        digest = hashlib.blake2b(repr((key_of(call.node), version, stated)).encode(), key=f.key)
         for each in operands:
-            entries = None if each is None else np.ascontiguousarray(f.lift(each).entries)
-            content.update(b"none" if entries is None else repr(entries.shape).encode() + entries.tobytes())
+            text = isinstance(each, np.ndarray) and each.dtype.kind in "OUS"
+            digest.update(b"none" if each is None else content(each if text else f.lift(each).entries))
         domain = key_of(call.node)[0]
         if domain in (*DOMAINS, *_OTHER_DOMAINS):
             made = list(self.program.kernels.run(call.node, drawn))
@@ -381,7 +381,7 @@ class Evaluator:
             made = [np.zeros(np.shape(drawn[0]), np.float32) if name else None for name in call.node.output]
         for place, value in enumerate(made):
             if is_float(value):
-                name = "opaque", content.hexdigest(), place
+                name = "opaque", digest.hexdigest(), place
                 made[place] = Value(f.function(name, np.arange(value.size)).reshape(value.shape))
         return tuple(made)
 
@@ -499,7 +499,7 @@ def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
 
 def _multiply(names: Sequence[str], evaluators: Sequence[Evaluator]) -> None:
     """Multiply operands of several evaluations by the weight that they share, in one product for each prime."""
-    fields: dict[Modulus, tuple[Field, Array, list[Array]]] = {}
+    fields: dict[Any, tuple[Field, Array, list[Array]]] = {}
     for each in evaluators:
         x, weight, field = *(each.environment.get(name) for name in names), each.arithmetic
         if isinstance(field, Field) and isinstance(x, Value) and x.ndim > 1 and isinstance(weight, np.ndarray):

@@ -88,7 +88,7 @@ MOVES: set[str] = set()  # operators that move data: each entry of the output is
 ALWAYS: set[str] = set()  # operators whose rows are used for plain arrays too, instead of the runtime's kernel
 ELEMENTWISE: set[tuple[str, str]] = set()  # operators that compute an entry from entries at the same place
 PRODUCTS: set[str] = set()  # operators that multiply by a weight
-TABLES: set[str] = {"Compress"}  # operators that may read a part of a table; this one has no row
+TABLES: set[str] = set()  # operators that may read a part of a table
 
 
 def operator(

@@ -62,6 +62,10 @@ _FIRST = "m = Reshape(input_ids, last) s = Slice(m, zero, one)"
 _DOMAINS = '"com.microsoft": 1, "ai.onnx.ml": 3'
 _BITS = np.random.default_rng(0).integers(0, 255, (300, 16), np.uint8)
 _LABELS = "out = ai.onnx.ml.LabelEncoder<keys_int64s=[%s], values_floats=[%s]>(input_ids)"
+_WORDS = (
+    'f = Reshape(input_ids, m) out = TfIdfVectorizer<mode="TFIDF", min_gram_length=1, max_gram_length=1, '
+    "max_skip_count=0, ngram_counts=[0], ngram_indexes=[%s], pool_int64s=[%s], weights=[%s]>(f)"
+)
 _KEYS, _VALUES = ", ".join(map(str, range(300))), "0.25, " * 299
 _TAKEN: Mapping[str, tuple[str, Mapping[str, Any], Any, Any]] = {
     "GatherND": ("i = Unsqueeze(input_ids, last) out = GatherND(t, i)", {"last": n(-1)}, _TABLE, _OTHER),
@@ -170,6 +174,8 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
     "a row that a one-hot vector takes": (
         _IDS, "h = OneHot(input_ids, d, z) out = MatMul(h, t)", "h = OneHot(input_ids, d, z) out = MatMul(h, t)",
         {"t": _TABLE, "d": np.int64(300), "z": f(0, 1)}, {"t": _OTHER}),
+    "one word": (
+        _TAKES, *(_WORDS % (_KEYS, _KEYS, _VALUES + last) for last in ("0.5", "1.5")), {"m": n(-1)}),
     "one label": (_TAKES, _LABELS % (_KEYS, _VALUES + "0.5"), _LABELS % (_KEYS, _VALUES + "1.5")),
     **{
         f"one row that {kind} takes": (_TAKES, text, text, {"t": table, **given}, {"t": changed})
