@@ -36,7 +36,7 @@ from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, wi
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention, may_attend
-from rewriter.interpret.stream import Chain, chain_to, embedded, norm_apart, positions_of, without_bias_rows
+from rewriter.interpret.stream import Chain, Embedding, chain_to, embedded, norm_apart, positions_of, without_bias_rows
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_before, noting
 from rewriter.text import quoted
@@ -259,8 +259,12 @@ class _Builder:
         tables = embedded(self._view, self._constants, start if norm is None else norm.data)
         for name, table in tables.items():
             rows, width = self._constants.shape(table.name) or (0, 0)
-            scaled = partial(lambda table: self.value(table.name)[table.first :] * table.factor, table)
-            yield name, HeadTensor((rows - (table.first or 0), width), self._dtype(table.name), scaled)
+            yield (
+                name,
+                HeadTensor(
+                    (rows - (table.first or 0), width), self._dtype(table.name), partial(self._embedding, table)
+                ),
+            )
         yield from self._scales("embed.ln", norm if tables else None)
         for before, after in pairwise(chain.stages):
             known = self._norms.setdefault(layer := before.sublayers[0].layer, set())
@@ -275,6 +279,10 @@ class _Builder:
             shape = read.in_features, read.out_features
             yield "unembed.W_U", HeadTensor(shape, dtype, lambda: affine.weight() * dtype.type(chain.factor))
             yield "unembed.b_U", HeadTensor(shape[1:], dtype, affine.bias)
+
+    def _embedding(self, table: Embedding) -> Array:
+        rows = self.value(table.name)[table.first :].astype(self._dtype(table.name), copy=False)
+        return np.asarray((rows - table.zero) * table.factor if table.zero else rows * table.factor)
 
     def _scales(self, prefix: str, norm: Norm | None) -> Iterator[tuple[str, HeadTensor]]:
         for part, name in norm.constants.items() if norm is not None else ():

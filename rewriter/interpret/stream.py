@@ -200,10 +200,11 @@ def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int
 
 
 class Embedding(NamedTuple):
-    """An embedding: the rows of a constant from `first` on, times a factor."""
+    """An embedding: the rows of a constant from `first` on, less a zero point, times a factor."""
 
     name: str
     factor: float
+    zero: float
     first: int | None = 0  # the row that the first position takes; None where it is not known
 
 
@@ -219,10 +220,16 @@ def embedded(view: GraphView, constants: Constants, tensor: str) -> dict[str, Em
         node, factor = view.made_by(view.before(name)), factor * number
         if node is not None and node.op_type == "Add":
             pending += [(each, factor) for each in node.input]
-        elif node is not None and node.op_type == "Gather" and len(constants.shape(node.input[0]) or ()) == 2:
+            continue
+        zero: float | None = 0.0
+        if node is not None and node.op_type == "DequantizeLinear":
+            scale, zero, *_ = (*(constants.scalar(each) for each in node.input[1:]), 0.0)
+            node, factor = view.made_by(view.before(node.input[0])), factor * (scale or 0.0)
+        gather = node is not None and node.op_type == "Gather" and len(constants.shape(node.input[0]) or ()) == 2
+        if node is not None and gather and factor and zero is not None:
             given = view.made_by(view.before(node.input[1])) is None
             first = 0 if given else _first_row(view, constants, node.input[1])
-            (by_input if given else others).append(Embedding(node.input[0], factor, first))
+            (by_input if given else others).append(Embedding(node.input[0], factor, zero, first))
         else:
             return {}
     tables = [sorted(each, key=lambda table: constants.shape(table.name) or ())[::-1] for each in (by_input, others)]

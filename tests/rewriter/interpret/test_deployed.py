@@ -281,10 +281,12 @@ def test_dynamically_quantised(tmp_path: Path) -> None:
     assert [miss.reason.partition(" that ")[0] for miss in index.missed] == ["attribution leaves out"]
     assert index.keys() == original.keys()
     held = {each.name: onnx.numpy_helper.to_array(each) for each in index.source.proto.graph.initializer}
-    (name,) = (name.removesuffix("_scale") for name in held if "h.1.attn.c_proj" in name and name.endswith("_scale"))
-    numbers, scale, zero = (held[f"{name}_{part}"] for part in ("quantized", "scale", "zero_point"))
-    wanted = (numbers.astype(np.float32) - zero) * scale
-    np.testing.assert_array_equal(index["blocks.1.attn.W_O"].reshape(wanted.shape), wanted)
+    scales = [name.removesuffix("_scale") for name in held if name.endswith("_scale")]
+    for own, of in {"blocks.1.attn.W_O": "h.1.attn.c_proj", "embed.W_E": "wte", "pos_embed.W_pos": "wpe"}.items():
+        (name,) = (name for name in scales if of in name)
+        numbers, scale, zero = (held[f"{name}_{part}"] for part in ("quantized", "scale", "zero_point"))
+        wanted = (numbers.astype(np.float32) - zero) * scale
+        np.testing.assert_array_equal(index[own].reshape(wanted.shape), wanted)
     feeds = given("silu-decoder")
     (logits,) = onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, feeds)
     np.testing.assert_array_equal(run_with_cache(index, feeds).outputs["logits"], logits)
