@@ -54,7 +54,7 @@ def diff(
 ) -> Comparison:
     """Compare two models: their files (operators, weights bit for bit, declarations), and what they compute.
 
-    Tensors are matched by value, whatever their names and operators: `validation.certificate.departure` has the first
+    Tensors are matched by value, not by names and operators: `validation.certificate.departure` has the first
     node of B that computes what A does not, and the regions that differ. `outputs`: run both, too. Everything else is
     as for `validate`.
     """

@@ -22,7 +22,7 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """The diagnosis: true if there are no problems."""
+    """The diagnosis: true without problems."""
 
     environment: Mapping[str, str]
     providers: Mapping[str, str]  # to why it cannot be used here; empty if it works

@@ -118,7 +118,7 @@ def distinct(entries: Array) -> Array:
 def draw_prime() -> int:
     """A random prime below 2^31 and above 2^30 modulo which 2, 3, 5, ... 23 and their products have square roots.
 
-    It is 7 modulo 8, so that -1 is no square and 2 is one.
+    It is 7 modulo 8, so that 2 is a square and -1 is not.
     """
     from flint import fmpz
 
@@ -290,7 +290,7 @@ class Field:
         return self._last in self.turned
 
     def positive(self, a: Array) -> Array:
-        """max(a, 0), which is no condition where it is `a`."""
+        """max(a, 0), which is not a condition where it is `a`."""
         if (self.power(a, (self.p - 1) // 2) <= 1).all():
             return a
         return np.where(self.sign(a) > 0, a, 0)

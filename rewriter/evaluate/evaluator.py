@@ -175,7 +175,7 @@ def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
 
 
 def _with_definitions(model: onnx.ModelProto, weights: LoadedModel, other: onnx.ModelProto | None) -> onnx.ModelProto:
-    """A model in which operators without a row, and those that `other` lacks, are written out."""
+    """A model in which operators without a row, and operators that `other` lacks, are written out."""
     kept = {(key_of(node), *node.output) for node in iter_nodes(other.graph.node)} if other else set()
     low = saturating(model.graph, lambda tensor: _read(weights, tensor), overridable_in(model.graph))
 
@@ -224,7 +224,7 @@ class Evaluator:
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
         self.choices: dict[str, tuple[int, frozenset[bool], bool]] = {}  # by comparison of integers
-        self.fixed: set[str] = set()  # tensors that are made of constants alone, the same at every size
+        self.fixed: set[str] = set()  # tensors computed from constants alone, the same at every size
         self.largest = 0  # entries of the largest tensor
 
     # -- walking

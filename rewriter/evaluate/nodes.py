@@ -28,7 +28,7 @@ _MAX_IR = 11
 
 
 class Kernels:
-    """Runs single nodes in sessions of their own, and keeps small results."""
+    """Runs each node in its own session, and keeps small results."""
 
     def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
         self._opsets, self._ir_version = opsets, min(ir_version, _MAX_IR)

@@ -34,7 +34,7 @@ def flat(t: Array, axes: Sequence[int]) -> Array:
 
 
 def _shaped(call: Call, reduced: Array, axes: tuple[int, ...]) -> Array:
-    """What is left of `flat` axes, with or without them."""
+    """The result over `flat` axes, with or without them."""
     return np.expand_dims(reduced, axes) if call.get("keepdims", 1) else reduced
 
 

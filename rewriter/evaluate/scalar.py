@@ -302,7 +302,7 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     for name, bound, extreme in (("min", low, call.f.maximum), ("max", high, call.f.minimum)):
         stated = np.float32(call.get(name)) if bound is None and name in call.attributes else bound
         if stated is not None and not _unreached(call, stated, below=name == "min"):
-            # Unlike for Max, a large negative number is no mask here: it clips.
+            # Unlike for Max, a large negative number is not a mask here: it clips.
             entries, masks = extreme(made.entries, call.entries(stated)), made.masks
             if name == "min" and isinstance(stated, (np.ndarray, np.generic)) and masks is not None:
                 lowest = np.asarray(stated, np.float64) > call.f.low

@@ -27,7 +27,7 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Call:
-    """One node, as it is evaluated."""
+    """One evaluation of a node."""
 
     node: onnx.NodeProto
     kind: str  # its operator, or the one that is applied as a part of it

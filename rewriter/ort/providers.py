@@ -98,7 +98,7 @@ def parse_provider(text: str) -> Provider:
 
 
 def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
-    """The distinct providers to use, as text; by default all that start and have float64. As `require_provider`."""
+    """The distinct providers to use, as text; by default each that starts and has float64. As `require_provider`."""
     chosen = dict.fromkeys(require_provider(text).text for text in texts)
     working = (each.name for each in PROVIDERS if each.float64 and _obstacle(each) is None)
     return tuple(chosen) or tuple(working)

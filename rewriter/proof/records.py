@@ -83,7 +83,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class CertifiedRegion:
-    """One activation of the original and what stands in its place."""
+    """One activation of the original and its replacement."""
 
     original: str  # the tensor of the original that it computes
     rewritten: str  # the tensor of the rewritten model

@@ -99,7 +99,7 @@ class Ran:
 class ModelRuns:
     """All runs of one model."""
 
-    cases: tuple[Case, ...]  # those that the model accepts
+    cases: tuple[Case, ...]  # accepted by the model
     skipped: tuple[str, ...]  # the names of the others, with reasons
     ways: Mapping[Way, Ran]  # with zeros at the gaps
     truth: Results | None = None  # its float64 evaluation, likewise; None if there is none
@@ -234,7 +234,7 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
 
 
 def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a part of a model, in the types that it declares; those that inference left open are declared."""
+    """The inputs of a part of a model, in the types that it declares; types that inference left open are declared."""
     given: dict[str, Any] = {}
     for declared in part.proto.graph.input:
         array, kind = values[declared.name], declared.type.tensor_type

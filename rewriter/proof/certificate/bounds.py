@@ -111,7 +111,7 @@ class _Search:
         self._a, self._b, self._end = original, rewritten, end
         self.lower = -1.0  # proved lower bound of the supremum; negative while there is none
         self.at: fmpq | None = None  # where it is attained
-        self.exact = True  # whether all that was proved so far was proved by algebra
+        self.exact = True  # whether algebra alone proved everything so far
         self.cells = 0  # looked at
         self.widest: tuple[fmpq, fmpq] | None = None  # the worst cell, once the search ended without success
         self.undefined: fmpq | None = None  # a number at which one of the functions is not defined
@@ -244,7 +244,7 @@ def _most(centre: arb_series, cell: arb_series, radius: arb) -> arb:
 
 
 def _bits(piece: _Piece, low: fmpq, high: fmpq) -> int:
-    """Those of the largest |y|^3, whose exponential GELU by tanh takes, and those that the steepest line loses."""
+    """Bits of the largest |y|^3, whose exponential GELU by tanh takes, and bits lost by the steepest line."""
     return 3 * int(max(abs(low), abs(high))).bit_length() + piece.steep
 
 

@@ -329,7 +329,7 @@ _MOST_EXPONENT = 8
 def _float(attributes: Attributes, name: str) -> Expression:
     value = attributes.get(name)
     if not isinstance(value, (int, float)):
-        raise NotAFunction(f"its attribute {name} is no number")
+        raise NotAFunction(f"its attribute {name} is not a number")
     return constant(value)
 
 

@@ -1,4 +1,4 @@
-"""Inputs generated for a model, valid by construction, and those that the user gives.
+"""Inputs generated for a model, valid by construction, and inputs given by the user.
 
 Generated are ids within their tables, masks with padding, matching lengths. Each `Setting` exercises one aspect of the
 model: padding, one token, a past, a long sequence. The size of a dimension is declared, given by the caller, required
@@ -111,7 +111,7 @@ class Maker:
         self.varied = {kind for dim, kind in pairs if not isinstance(dim, int)}  # what a setting decides
         if (Role.PAST in roles and Kind.TOTAL in self.varied) or Role.PAST_LENGTH in roles:
             self.varied |= {Kind.PAST, Kind.SEQUENCE}
-        self.free = self.varied - self._pinned().keys()  # those that the caller has not fixed
+        self.free = self.varied - self._pinned().keys()  # not fixed by the caller
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
         self._worded = {spec.name for spec in self.specs if _takes_text(spec, texts)}
         self.texts = texts if self._worded else ()  # alternate with random numbers, if the model has these tokens

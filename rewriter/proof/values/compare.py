@@ -159,7 +159,7 @@ class _Pair:
         self._settings: Sequence[Setting] = (
             SETTINGS if not large else _BRIEF if claims and not longest else SETTINGS[::2]
         )
-        self.points = points(self._maker, self._settings, longest)  # those that A can be evaluated at
+        self.points = points(self._maker, self._settings, longest)  # at which A can be evaluated
         self._small = self._with_branches()
         self._sizes: Mapping[Kind, int] = {}
         self.names = dict(names or {})
@@ -260,7 +260,7 @@ class _Pair:
         return rounds < (self._most_rounds if self._coins < _COINS else _ROUNDS)
 
     def _takes_more(self, reading: Reading) -> str:
-        """Why B is no model of so few tokens as it says; empty where it fails at more."""
+        """Why B takes more tokens than it says; empty where it fails at more."""
         if self._most is None or self._most >= _LONGEST or self._sizes:
             return ""
         (further,) = points(self._maker, [(1, self._most + 1, 0)])
@@ -575,7 +575,7 @@ class _Pair:
     def _one_way(self, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
         """A comparison of integers in B alone that always had the same result: other values may be rare.
 
-        Sizes only matter in what a rewriting made of A: other tools' files are the same at those that are tried.
+        Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
         """
         results: dict[str, set[bool]] = {}
         for ours, theirs in zip(a, b, strict=True):

@@ -34,7 +34,7 @@ class Region:
     operators: str  # "2 Mul, Add, Tanh"
     begins: tuple[str, ...]  # tensors that it reads, all of which A has; the first few
     ends: tuple[str, ...]  # tensors that it computes and A has, and outputs of the model that it reaches; the first few
-    same: bool  # whether A has all that leaves it: another spelling of the same function
+    same: bool  # whether A has every output of it: another spelling of the same function
     counterpart: int  # the number of nodes of A between the same tensors
     counterpart_operators: str  # those of A
 
@@ -57,14 +57,14 @@ class Departure:
     # another spelling
     node: str | None = None
     output: str | None = None  # that output
-    reads: tuple[str, ...] = ()  # what it reads, but for constants
+    reads: tuple[str, ...] = ()  # what it reads, except constants
     operands: tuple[tuple[str, str], ...] = ()  # its operands that depend on data, each with its partner in A
     rearranged: tuple[str, ...] = ()  # operands whose partner has the same entries in another order or shape
     candidates: tuple[str, ...] = ()  # what A computes from the same operands, as "operator -> tensor"
     constants: tuple[str, ...] = ()  # its constants that A does not have
     missing: str | None = None  # the first node of A whose output B does not have, though it has all its operands
     outputs: tuple[str, ...] = ()  # outputs of B that equal other tensors of A than they should
-    regions: tuple[Region, ...] = ()  # those that do not compute the same first, the largest first among them
+    regions: tuple[Region, ...] = ()  # first the ones that compute something else, the largest first
     regions_in_all: int = 0  # how many there are
 
     @property
@@ -218,7 +218,7 @@ class _Graph:
         return next((self.nodes[place] for place in places if self.lost(self.nodes[place])), None)
 
     def converges(self, region: Sequence[int]) -> bool:
-        """Whether all that leaves a region has a partner."""
+        """Whether every output of a region has a partner."""
         _, ends, lost = self.boundary(region)
         return bool(ends) and not lost and not self.keys(ends) & self.planted
 
@@ -327,7 +327,7 @@ def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
 
 
 def _regions(a: _Graph, b: _Graph) -> list[Region]:
-    """The regions of B; those that lead to something that A does not have first, then by size."""
+    """The regions of B; first the ones that lead to something that A does not have, then by size."""
     ours = [(region, a.boundary(region)) for region in a.regions]
     found = []
     for region in b.regions:

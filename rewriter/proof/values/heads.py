@@ -113,11 +113,11 @@ class Regions:
     """What was proposed for a pair."""
 
     regions: Mapping[str, Region] = field(default_factory=dict)  # by output
-    # By softmax of B, how far below their row's first score masked ones are; none where that is no number.
+    # By softmax of B, how far below their row's first score masked ones are; none where that is not a number.
     masks: Mapping[str, frozenset[Fraction]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
     forgotten: tuple[str, ...] = ()  # softmaxes whose scores may be larger than the number that masks
-    # By softmax of B, whether all that masks it are numbers that A masks with, or that are below every score.
+    # By softmax of B, whether each of its masks is a number that A masks with, or one below every score.
     far: Mapping[str, bool] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()  # tensors of B that entries were followed through
     cones: frozenset[str] = frozenset()  # tensors of A between the leaves of regions and their outputs
@@ -143,7 +143,7 @@ class Regions:
         """Softmaxes of B with masked scores that are not known to be far below the others.
 
         A score that is masked by a number weighs nothing in the field. That is right where the number is large: where
-        it is one of `masks`, where A masks a score by the same, and in an attention that is no head and is `far`.
+        it is one of `masks`, where A masks a score by the same, and in an attention that is not a head and is `far`.
         """
         known = {residue for gaps in a.gaps.values() for residue in gaps}
         allowed = {name: {b.field.rational(gap) for gap in gaps} for name, gaps in self.masks.items()}
@@ -200,7 +200,7 @@ class Replacing(Fingerprints):
         if not isinstance(scores, Value) or scores.masks is None:
             return
         rows = _rows_of_softmax(self, node, scores) if node.op_type == "Softmax" else None
-        if rows is None:  # what is subtracted is no entry of the row
+        if rows is None:  # what is subtracted is not an entry of the row
             found = scores.entries[(scores.masks > 0) & (scores.masks < INFINITE)]
         else:
             found = _masked_gaps(self.field, *rows)[0]
@@ -301,7 +301,7 @@ def _masked_softmaxes(run: Kept) -> Iterator[str]:
 
 
 def _mask_numbers(run: Kept, name: str) -> set[float]:
-    """The constants that mask scores of a softmax, looked for in all that has a masking constant."""
+    """The constants that mask scores of a softmax, looked for in every tensor with a masking constant."""
     found, pending, seen = set[float](), [run.makers[name].input[0]], set[str]()
     while pending:
         each = pending.pop()
@@ -317,7 +317,7 @@ def _mask_numbers(run: Kept, name: str) -> set[float]:
 
 
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
-    """The numbers that mask scores of a softmax, those that no walk met included; none if one is not far below."""
+    """The numbers that mask scores of a softmax, also the ones that no walk met; none if one is not far below."""
     node, found = run.makers[name], dict(gaps)
     scores = node.input[0]
     rows = _rows_of_softmax(run, node, run.values[scores])
@@ -359,7 +359,7 @@ def _largest(score: Expression) -> float:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What an activation meets: a linear layer, or another node that is no elementwise function."""
+    """What an activation meets: a linear layer, or another node that is not an elementwise function."""
 
     data: str  # the tensor, before it was quantised in front of a linear layer
     weight: Any  # or the kind of the node, where it has none
@@ -421,7 +421,7 @@ class _Reader(Kept):
         self._evaluated: dict[int, tuple[MutableMapping[str, Any], list[onnx.NodeProto]]] = {}
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        """Evaluate a node; in front of a linear layer, replace the activation in all that was computed of it."""
+        """Evaluate a node; in front of a linear layer, replace the activation in everything computed from it."""
         _, before = self._evaluated.setdefault(id(environment), (environment, []))
         for layer in _layers(self, node, environment):
             name = self._activation(layer.data)

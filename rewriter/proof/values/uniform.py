@@ -44,7 +44,7 @@ class _Side:
         self.shapes = [each.shapes for each in runs]
         self.ids: dict[str, str] = {}  # by tensor, a digest of what it is computed from
         self._draws: Counter[str] = Counter()
-        # Those that could not be inlined; one may call another.
+        # Functions that could not be inlined; one may call another.
         functions = sorted(each.SerializeToString(deterministic=True) for each in program.proto.functions)
         self.functions = dict.fromkeys(((each.domain, each.name) for each in program.proto.functions), functions)
         nodes = self.program.nodes(self.program.graph)
@@ -61,7 +61,7 @@ class _Side:
         return None if value is None else onnx.numpy_helper.to_array(value)
 
     def is_fixed(self, name: str) -> bool:
-        """Whether a tensor is made of constants alone."""
+        """Whether a tensor is computed from constants alone."""
         return name in self.fixed or self.constant(name) is not None
 
     def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:

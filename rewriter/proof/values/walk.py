@@ -152,7 +152,7 @@ class Walk:
         return None
 
     def _goes_on(self, node: onnx.NodeProto, index: Index) -> bool:
-        """Whether an entry that is a leaf is made of one that is."""
+        """Whether an entry that is a leaf is computed from a leaf."""
         if node.op_type in _MOVED:
             return True
         for place, operand in enumerate(self._run.operands(node)):

@@ -144,7 +144,7 @@ def test_every_command_agrees(case: str, form: str) -> None:
         assert not [note for note in same.notes if "plan" in note]
     certificate = certify(model, made)
     assert certificate.exit_status is ExitStatus.CONVERTED, certificate.problems
-    assert len(certificate.certificate.regions) <= count, "those that are equal by value are not listed"
+    assert len(certificate.certificate.regions) <= count, "activations that are equal by value are not listed"
     again = rewrite(made, form=form)
     assert again.exit_status is ExitStatus.NOTHING_TO_CONVERT
     for rows in (again.blocks, inspect(made).report.blocks):

@@ -76,7 +76,7 @@ def test_a_planted_difference_is_found_and_named(pair: Pair, what: str) -> None:
     assert departure.node == node
     assert not departure.regions[0].same
     rewritten = departed(diff(pair[0], planted(pair[1], plant)))
-    assert rewritten.first, "the heads around it are no difference"
+    assert rewritten.first, "the heads around it are not a difference"
 
 
 def departed(found: Comparison) -> Departure:

@@ -170,7 +170,7 @@ def test_rewrite_writes_a_certificate_that_holds(folder: Path, ran: Ran) -> None
 
 
 def test_an_activation_within_a_fused_operator() -> None:
-    """Its pre-activation is no tensor of the original, so that the operator has to be written out."""
+    """Its pre-activation is not a tensor of the original, so that the operator has to be written out."""
     fused = mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)", domains={"com.microsoft": 1})
     heads = rewriter.rewrite(fused, validate=False).rewritten
     found = rewriter.certify(fused, heads)

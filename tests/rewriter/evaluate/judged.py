@@ -27,7 +27,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 @dataclass
 class Case:
-    """One node; `judges` are all that compute it, and `data` are the operands of integers that depend on data."""
+    """One node; `judges` compute it, and `data` are the operands of integers that depend on data."""
 
     operator: str
     operands: Sequence[Any]

@@ -1,4 +1,4 @@
-"""Elementwise operators on float64 numbers alone: what is no number becomes one, and the digits of the tails.
+"""Elementwise operators on float64 numbers alone: what is not a number becomes one, and the digits of the tails.
 
 The operators themselves are held to onnxruntime in `tests/rewriter/evaluate/test_scalar.py`.
 """

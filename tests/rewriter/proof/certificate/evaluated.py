@@ -1,4 +1,4 @@
-"""Expressions at one number, by mpmath: an evaluator that shares nothing with those that are tested."""
+"""Expressions at one number, by mpmath: an evaluator that shares nothing with the tested ones."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_operators_of_onnxruntime() -> None:
     assert quick is mul(VARIABLE, sigmoid(mul(constant(1.5), VARIABLE)))
     with pytest.raises(NotAFunction):
         scalar_operator((MICROSOFT, "FastGelu"), {}, [VARIABLE, U])
-    with pytest.raises(NotAFunction, match="attribute alpha is no number"):
+    with pytest.raises(NotAFunction, match="attribute alpha is not a number"):
         scalar_operator(("", "Elu"), {"alpha": b"1"}, [VARIABLE])
     assert scalar_operator(("", "PRelu"), {}, [G, U]) is where(G, G, mul(U, G))
 

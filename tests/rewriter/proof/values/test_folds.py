@@ -33,7 +33,7 @@ def program(body: str, elem: str = "float", **constants: Any) -> Program:
 
 
 def reading(y: Array, elem: str = "float") -> Program:
-    """A model of which all that counts is that it has the constant `folded`."""
+    """A model of which only the constant `folded` counts."""
     return program("out = Add(x, folded)", elem, folded=y)
 
 
@@ -88,7 +88,7 @@ def test_products_are_found(y: Array, spelling: str) -> None:
         (W * ROW[::-1], "times a vector in another order"),
         ((W * SCALE)[::-1].copy(), "rows in another order"),
         (W, "it is a constant of A"),
-        (off(W, 1), "a copy is no product"),
+        (off(W, 1), "a copy is not a product"),
         (off(W * np.float32(4), 1), "a product by a power of 2 does not round"),
         (W.T.copy(), "it is one, transposed"),
         (np.full(8, SCALE), "one number: snapped in the field"),

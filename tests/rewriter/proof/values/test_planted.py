@@ -112,7 +112,7 @@ class Planted:
         self.node(ending).input[place] = self.name(other)
 
     def behind(self, ending: str, operator: str, inputs: str, **attributes: Any) -> None:
-        """What is made of a tensor, `@`, and constants or other tensors takes its place."""
+        """A tensor is replaced by what is computed from it (`@`) and from constants or other tensors."""
         name, node = self.name(ending), self.node(ending)
         node.output[list(node.output).index(name)] = raw = f"{name}_raw"
         names = [raw if each == "@" else self.name(each[1:]) if each[0] == "/" else each for each in inputs.split()]
@@ -264,7 +264,7 @@ HARMLESS = {
         "maskless",
         'p.weight("position_scores_zero", "v[...] = 1"); p.weight("position_scores_minus_omega", "v += 1")',
     ),
-    "values are halved, and what is made of them doubled": ("maskless", HALVED),
+    "values are halved, and their products doubled": ("maskless", HALVED),
     "bias tokens that are not there are allowed": ("masked", 'p.operand("end_bias", 1, [9])'),
 }
 
