@@ -37,14 +37,10 @@ _SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
 _CANDIDATES = 2**14
 _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
-_CHUNK = 2**22
-"""Entries of a weight that are split into limbs at once."""
-_BLOCK = 2**15
-"""Entries that are lifted at once."""
+_MOST_TERMS, _PART = 2**13, 2**18
+"""Products of halves whose sum is exact in float64; and entries of a weight that are split at once."""
 _FEW = 32
 """Numbers that are inverted one by one."""
-_MAX_KEPT, _MAX_WIDE = 2**26, 2**21
-"""Entries of the largest weight whose limbs are kept: they take 4 bytes each, or 24 in the type of products."""
 _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 """Entries of the smallest weight whose products are remembered, and of all these products."""
 INFINITE = 1000
@@ -459,97 +455,110 @@ class Field:
         highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, middle, low))
         return self.reduced(self.reduced((self.reduced(highs << 16) + middles) << 16) + lows)
 
+    def joined(self, a: Array, b: Array, c: Array, d: Array) -> Array:
+        """a 2^42 + b 2^26 + c 2^16 + d, of products below 2^53."""
+        upper = self.reduced((self.reduced(a) << 16) + b)
+        return self.reduced((upper << 26) + (self.reduced(c) << 16) + d)
+
 
 class Modulus:
-    """A prime, with what fields of it share: limbs of weights, and the products with them, which both models have."""
+    """A prime, with what fields of it share: powers of 2, and products with weights, which both models have."""
 
     def __init__(self, p: int | None = None) -> None:
         """By default one that `draw_prime` draws."""
         self.p = p = p or draw_prime()
         self.powers = np.array([pow(2, each, p) for each in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)], np.int64)
-        self._last: tuple[Array, list[Sequence[Array]]] | None = None
         self._known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
 
     def weighted(self, field: Field, entries: Array, weight: Array) -> Array:
         """Entries @ a weight; from memory, where both were multiplied before."""
-        if weight.size < _LEAST_KNOWN:
-            return self._weighted(field, entries, weight)
-        key = content(weight), content(entries)
-        if key in self._known:
+        key = (content(weight), content(entries)) if weight.size >= _LEAST_KNOWN else None
+        if key is not None and key in self._known:
             return self._known[key].astype(np.int64)
-        made = self._weighted(field, entries, weight)
-        self._keep(key, made)
+        rows = entries.reshape(-1, entries.shape[-1]) if weight.ndim == 2 and entries.size else entries
+        (made,) = _weighted([(field, rows)], weight)
+        made = made.reshape(*entries.shape[:-1], -1) if rows is not entries else made
+        if key is not None:
+            self.keep(key, made)
         return made
 
-    def multiply(self, field: Field, operands: Sequence[Array], weight: Array) -> None:
-        """Multiply several operands by a weight at once, for `weighted` to find."""
-        if weight.size < _LEAST_KNOWN or weight.ndim != 2:
-            return
-        fitting = [x for x in operands if x.shape[-1] == len(weight)]  # the others are an error where they are used
-        new = {key: x for x in fitting if (key := (content(weight), content(x))) not in self._known}
-        if len(new) > 1:
-            rows = [x.reshape(-1, x.shape[-1]) for x in new.values()]
-            made = np.split(self._weighted(field, np.concatenate(rows), weight), np.cumsum([*map(len, rows)])[:-1])
-            for (key, x), each in zip(new.items(), made, strict=True):
-                self._keep(key, each.reshape(*x.shape[:-1], -1))
+    def knows(self, key: tuple[bytes, bytes]) -> bool:
+        return key in self._known
 
-    def _keep(self, key: tuple[bytes, bytes], made: Array) -> None:
+    def keep(self, key: tuple[bytes, bytes], made: Array) -> None:
         self._room -= made.size
         if self._room > 0:
             self._known[key] = made.astype(np.uint32)
 
-    def _weighted(self, field: Field, entries: Array, weight: Array) -> Array:
-        left, shift = _limbs(entries), _shift(weight)
-        made = np.concatenate([field.product(left, limbs) for limbs in self._limbs(field, weight, shift)], -1)
-        return field.mul(made, self.powers[-shift - _LOWEST_EXPONENT]) if shift else made
 
-    def _limbs(self, field: Field, weight: Array, shift: int) -> Iterator[Sequence[Array]]:
-        """The limbs of consecutive columns of a weight times 2^shift.
-
-        They are kept until another weight is used: evaluations at several points go through a model in step.
-        """
-        if self._last is not None and self._last[0] is weight:
-            yield from (limbs if len(limbs) > 1 else _limbs(limbs[0]) for limbs in self._last[1])
-            return
-        columns = weight.shape[-1]
-        step = max(_CHUNK // weight.shape[0], 1) if weight.ndim == 2 and weight.size > _CHUNK else columns
-        found: list[Sequence[Array]] | None = [] if weight.size <= _MAX_KEPT else None
-        for start in range(0, max(columns, 1), max(step, 1)):
-            residues = _residues(field, weight[..., start : start + step], shift)
-            limbs = _limbs(residues)
-            if found is not None:
-                found.append(limbs if weight.size <= _MAX_WIDE else [residues])
-            yield limbs
-        self._last = None if found is None else (weight, found)
+def multiply(operands: Sequence[tuple[Field, Array]], weight: Array) -> None:
+    """Multiply operands in several fields by one weight, which is split once, for `Modulus.weighted` to find."""
+    if weight.size < _LEAST_KNOWN or weight.ndim != 2:
+        return
+    new: dict[tuple[Modulus, tuple[bytes, bytes]], tuple[Field, Array]] = {}
+    for field, x in operands:
+        key = content(weight), content(x)
+        if x.shape[-1] == len(weight) and not field.modulus.knows(key):  # others are an error where they are used
+            new[field.modulus, key] = field, x
+    if len(new) > 1:
+        made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in new.values()], weight)
+        for ((modulus, key), (_, x)), each in zip(new.items(), made, strict=True):
+            modulus.keep(key, each.reshape(*x.shape[:-1], -1))
 
 
-def _shift(weight: Array) -> int:
-    """The power of 2 by which most entries of a float32 weight are integers below 2^51; 0 for another weight."""
-    top = float(np.abs(weight).max(initial=0.0)) if weight.dtype == np.float32 else 0.0
+def _weighted(operands: Sequence[tuple[Field, Array]], weight: Array) -> list[Array]:
+    """Entries [..., N, K] in several fields @ a weight [..., K, M], of which a part is read at a time."""
+    (terms, count), scale = weight.shape[-2:], _scale(weight)
+    columns, made = max(_PART // max(min(terms, _MOST_TERMS), 1), 1), [list[Array]() for _ in operands]
+    for start in range(0, max(count, 1), columns):
+        sums: list[Any] = [0 for _ in operands]
+        for row in range(0, max(terms, 1), _MOST_TERMS):
+            rows = slice(row, row + _MOST_TERMS)
+            given = [(field, entries[..., rows]) for field, entries in operands]
+            parts = _by_part(given, weight[..., rows, start : start + columns], scale)
+            sums = [x + y for x, y in zip(sums, parts, strict=True)]
+        for each, total in zip(made, sums, strict=True):
+            each.append(total)
+    wide = [each[0] if len(each) == 1 else np.concatenate(each, -1) for each in made]
+    powers = [field.modulus.powers[-scale - _LOWEST_EXPONENT] for field, _ in operands]
+    return [field.mul(field.reduced(x), power) for (field, _), x, power in zip(operands, wide, powers, strict=True)]
+
+
+def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int) -> Iterator[Array]:
+    """Entries of each field @ a part of a weight times 2^scale, of which the halves are the same in all fields."""
+    scaled = part.astype(np.float64)
+    scaled *= 2.0**scale
+    high = np.rint(scaled * 2.0**-26)
+    scaled -= high * 2.0**26
+    odd = np.rint(scaled) != scaled  # NaN and infinities too, and what has more digits
+    places = np.argwhere(odd).tolist() if odd.any() else []
+    if len(places) > (_FEW if part.ndim == 2 else 0) or not is_float(part):
+        for field, entries in operands:
+            lifted = field.mul(field.lift(part, scalar=False).entries, field.modulus.powers[scale - _LOWEST_EXPONENT])
+            yield field.product(_limbs(entries), _limbs(lifted))
+        return
+    high[odd] = scaled[odd] = 0.0
+    rows = np.concatenate([entries for _, entries in operands], -2)
+    upper = (rows + 2**15) >> 16
+    halves = np.concatenate([upper, rows - (upper << 16)], -2).astype(np.float64)
+    ends = np.cumsum([entries.shape[-2] for _, entries in operands])[:-1]
+    products = [np.split((halves @ half).astype(np.int64), 2, -2) for half in (high, scaled)]
+    parts = [np.split(each, ends, -2) for pair in products for each in pair]
+    for (field, entries), *four in zip(operands, *parts, strict=True):
+        total = field.joined(*four)
+        for k, column in places:
+            number = field.lift(part[k : k + 1, column], scalar=False).entries
+            number = field.mul(number, field.modulus.powers[scale - _LOWEST_EXPONENT])
+            total[..., column] += field.mul(entries[..., k], number)
+        yield total
+
+
+def _scale(weight: Array) -> int:
+    """The power of 2 by which most entries of a float32 weight are integers up to 2^51; 0 for another weight."""
+    narrow = is_float(weight) and weight.dtype.itemsize <= 4
+    top = float(np.abs(weight).max(initial=0)) if narrow else 0.0
     return 51 - math.frexp(top)[1] if 0 < top < np.inf else 0
-
-
-def _residues(field: Field, weight: Array, shift: int) -> Array:
-    """The residues of a weight times 2^shift, from -1 to p, block by block, which stay in the processor's cache."""
-    made, p = np.empty(weight.shape, np.int32), field.p
-    flat, residues = np.ascontiguousarray(weight).reshape(-1), made.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        if shift:
-            scaled = flat[block].astype(np.float64)
-            scaled *= 2.0**shift
-            quotients = np.floor(scaled)
-            if (quotients == scaled).all():
-                np.multiply(scaled, 1.0 / p, out=quotients)
-                np.floor(quotients, out=quotients)
-                quotients *= p  # exact, and so is the difference
-                scaled -= quotients
-                residues[block] = scaled
-                continue
-        entries = field.lift(flat[block], scalar=False).entries
-        residues[block] = field.mul(entries, field.modulus.powers[shift - _LOWEST_EXPONENT]) if shift else entries
-    return made
 
 
 def mix(h: Array) -> Array:

@@ -25,7 +25,17 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate import attention, moves, products, quantised, reductions  # noqa: F401 - their rows
-from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, content, is_float, keep_digest
+from rewriter.evaluate.arithmetic import (
+    Arithmetic,
+    Field,
+    Floats,
+    Unsupported,
+    Value,
+    content,
+    is_float,
+    keep_digest,
+    multiply,
+)
 from rewriter.evaluate.nodes import CONTROL, Kernels, control
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, is_random, row, tuple_of
@@ -70,6 +80,12 @@ class Weights(Mapping[str, Array]):
         small = math.prod(self._tensors[name].dims) <= _MAX_SMALL
         return self._small(name) if small else self._large(name)
 
+    def described(self, name: str) -> tuple[str, tuple[int, ...], bytes]:
+        """Type, shape and `content` of an initializer, which is not read again for them."""
+        tensor = self._tensors[name]
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        return dtype, tuple(tensor.dims), next(iter(self._digests.get(name, ())), b"") or content(self[name])
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
@@ -102,6 +118,7 @@ class Program:
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         self._moved: tuple[Any, Sequence[Any], Any] = None, (), None
+        self._digests: dict[tuple[str | bytes | None, ...], list[bytes]] = {}  # of large results, by operands
         used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
         missing = next((each for each in sorted(used) if each not in self.opsets), None)
         if missing is not None:
@@ -152,7 +169,8 @@ class Program:
         if not (same and all(a is b for a, b in zip(given, operands, strict=True))):
             made = operator(call, *operands)
             if isinstance(made, np.ndarray) and made.size > _MAX_SMALL:
-                keep_digest(made, [])
+                known = (content(each) if isinstance(each, np.ndarray) else None for each in operands)
+                keep_digest(made, self._digests.setdefault((call.node.output[0], *known), []))
             self._moved = call.node, operands, made
         return made
 
@@ -498,12 +516,13 @@ def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
 
 
 def _multiply(names: Sequence[str], evaluators: Sequence[Evaluator]) -> None:
-    """Multiply operands of several evaluations by the weight that they share, in one product for each prime."""
-    fields: dict[Any, tuple[Field, Array, list[Array]]] = {}
+    """Multiply operands of several evaluations by the weight that they share, which is read once."""
+    operands, weight = list[tuple[Field, Array]](), None
     for each in evaluators:
-        x, weight, field = *(each.environment.get(name) for name in names), each.arithmetic
-        if isinstance(field, Field) and isinstance(x, Value) and x.ndim > 1 and isinstance(weight, np.ndarray):
-            fields.setdefault(field.modulus, (field, weight, []))[2].append(x.entries)
-    for modulus, (field, weight, operands) in fields.items():
+        x, shared, field = *(each.environment.get(name) for name in names), each.arithmetic
+        if isinstance(field, Field) and isinstance(x, Value) and x.ndim > 1 and isinstance(shared, np.ndarray):
+            weight = shared
+            operands.append((field, x.entries))
+    if weight is not None:
         with suppress(Unsupported, *_UNFIT):  # which says the evaluation where they are used
-            modulus.multiply(field, operands, weight)
+            multiply(operands, weight)

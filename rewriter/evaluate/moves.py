@@ -84,7 +84,7 @@ def as_matrix(t: Array, axis: int) -> Array:
 _SHAPED: Mapping[str, tuple[str, Callable[[Call, Array, Any], Array]]] = {
     "Reshape": ("shape", _reshaped),
     "Flatten": ("axis", lambda _, t, axis: as_matrix(t, 1 if axis is None else axis)),
-    "Transpose": ("perm", lambda _, t, perm: np.ascontiguousarray(np.transpose(t, perm))),
+    "Transpose": ("perm", lambda _, t, perm: np.transpose(t, perm)),
     "Unsqueeze": ("axes", lambda _, t, axes: np.expand_dims(t, tuple(axes))),
     "Squeeze": ("axes", lambda _, t, axes: np.squeeze(t, None if axes is None else tuple(axes))),
     "Expand": ("shape", lambda _, t, shape: np.broadcast_to(t, np.broadcast_shapes(t.shape, tuple(shape)))),

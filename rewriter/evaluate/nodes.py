@@ -46,14 +46,15 @@ class Kernels:
         feeds = {name: each for name, each in zip(inputs, operands, strict=True) if name and each is not None}
         named = [name for name in outputs if name]
         model = model_of([single], feeds, named, self._opsets, ir_version=self._ir_version)
-        made = iter(_computed(model, feeds))
+        made = iter(run_model(model, feeds))
         result = tuple(next(made) if name else None for name in outputs)
         if sum(np.size(each) for each in result if each is not None) <= _KEPT:
             self._kept[key] = result
         return result
 
 
-def _computed(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
+def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
+    """The outputs of a small model, as onnxruntime computes them, or onnx's evaluator. Raises Unsupported."""
     import onnxruntime
     from onnx.reference import ReferenceEvaluator
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
+from onnx import parser
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
+from rewriter.evaluate.nodes import run_model
 from rewriter.evaluate.scalar import activated, add, mul
 from rewriter.evaluate.table import Call, operator
 
 NCHWC = "com.microsoft.nchwc"
 _LARGEST_COUNT = 2**16  # counts of masking constants beyond this are not believed
-_BLOCKS = (16, 8)  # channels that onnxruntime's layout in blocks keeps together
+_BLOCK_OF_8, _BLOCKED = (
+    8,
+    f"""<ir_version: 8, opset_import: ["": 13, "{NCHWC}": 1]>
+    one (float[1, 16, 1, 1] x, float[16, 16, 1, 1] w) => (float[1, 16, 1, 1] y) {{
+        a = {NCHWC}.ReorderInput(x) b = {NCHWC}.Conv(a, w) y = {NCHWC}.ReorderOutput<channels = 16>(b) }}""",
+)
 _ELLIPSIS = "01234567"  # labels of the axes under an ellipsis, the last one first in no equation
 
 
@@ -192,6 +200,14 @@ def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -
     return activated(call, made if skip is None else add(call, made, skip))
 
 
+@cache
+def _block() -> int:
+    """Channels that onnxruntime keeps together in weights on this processor: the place of its second input channel."""
+    feeds = {"x": np.eye(16, dtype=np.float32)[1].reshape(1, 16, 1, 1), "w": np.arange(256.0, dtype=np.float32)}
+    feeds["w"].shape = (16, 16, 1, 1)
+    return int(run_model(parser.parse_model(_BLOCKED), feeds)[0][0, 0, 0, 0])
+
+
 def _unblocked(weights: Array, block: int, *, inputs: bool) -> Array:
     """Weights of a convolution in blocks of channels, as [out, in, ...]."""
     out, into, *kernel = weights.shape
@@ -204,12 +220,12 @@ def _unblocked(weights: Array, block: int, *, inputs: bool) -> Array:
 def _conv_in_blocks(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -> Any:
     """Data is kept in the usual layout, as if there were no blocks; only weights are reordered."""
     groups, (out, into, *_) = call.get("group", 1), weight.shape
-    block = next((each for each in _BLOCKS if out % each == 0), None)
+    block = _BLOCK_OF_8 if out % 16 else _block()
     missing = into * groups - x.shape[1]
     if missing > 0:  # channels are filled up to a block
         x = call.move(x, lambda t: np.pad(t, [(0, 0), (0, missing)] + [(0, 0)] * (t.ndim - 2)))
     by_channel = groups == out and into == 1
-    if block is None or not (by_channel or (groups == 1 and x.shape[1] == into)):
+    if out % block or not (by_channel or (groups == 1 and x.shape[1] == into)):
         raise Unsupported("this layout in blocks")
     inputs = not by_channel and into >= block and into % block == 0
     return _conv(call, x, call.move(weight, lambda t: _unblocked(t, block, inputs=inputs)), bias, skip)

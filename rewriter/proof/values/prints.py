@@ -66,7 +66,7 @@ class Fingerprints(Evaluator):
     def print_of(self, value: Value | Array) -> Print:
         """The fingerprint of entries, or of constants, which is that of the entries that they are."""
         large = not isinstance(value, Value) and value.size > _LARGE
-        entries: Any = np.ascontiguousarray(value if large else self.field.lift(value).entries)
+        entries: Any = value if large else np.ascontiguousarray(self.field.lift(value).entries)
         digest = hashlib.sha256(self.field.key + content(entries)).digest()
         loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
         return Print((entries.shape, digest), (entries.size, loose))

@@ -62,6 +62,8 @@ class _Side:
 
     def is_fixed(self, name: str) -> bool:
         """Whether a tensor is computed from constants alone."""
+        if name in self.weights:
+            return name in self.fixed or name not in self.program.overridable
         return name in self.fixed or self.constant(name) is not None
 
     def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:
@@ -76,12 +78,17 @@ class _Side:
         return count, tuple(prod(shape[:count]) for shape in shapes)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
+        if name in self.weights and name not in self.program.overridable:
+            shape: tuple[int, ...] = self.weights.described(name)[1]
+            return shape
         constant = self.constant(name)
         return self.shapes[0].get(name, (0,) * 9) if constant is None else constant.shape
 
     # -- what tensors are computed from
     def number(self, name: str) -> str:
         """A digest of what a tensor is computed from, which uses the `ids` of its operands."""
+        if name in self.weights and name not in self.program.overridable:
+            return _digest("constant", *self.weights.described(name))
         constant, node = self.constant(name), self.makers.get(name)
         if constant is not None:
             return _of_constant(constant)
@@ -112,8 +119,8 @@ class _Side:
     def _of_body(self, graph: onnx.GraphProto, numbers: MutableMapping[str, str]) -> list[str]:
         """The numbers of the outputs of a body, which may read what is around it."""
         inner = ChainMap({value.name: _digest("body input", place) for place, value in enumerate(graph.input)}, numbers)
-        for name, constant in self.program.weights(graph).items():
-            inner[name] = _of_constant(constant)
+        weights = self.program.weights(graph)
+        inner.update((name, _digest("constant", *weights.described(name))) for name in weights)
         for node in graph.node:
             value = constant_of(node)
             for name in filter(None, node.output):
