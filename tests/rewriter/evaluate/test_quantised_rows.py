@@ -36,6 +36,11 @@ def _q(kind: Any, *shape: int) -> np.ndarray:
     return np.asarray(_RNG.integers(limits.min, int(limits.max) + 1, shape)).astype(kind)
 
 
+def _weight(kind: Any, *shape: int) -> np.ndarray:
+    """Of 7 bits if signed: without VNNI, kernels saturate sums of two products of 8 bits at 16 bits."""
+    return _q(kind, *shape) // np.asarray(2 if kind is np.int8 else 1, kind)
+
+
 def _scale(*shape: int) -> np.ndarray:
     """Powers of two: a quotient is not rounded, and a tie is one for every kernel."""
     return np.asarray(2.0 ** _RNG.integers(-6, -2, shape), np.float32)
@@ -68,14 +73,14 @@ def _dynamic() -> Iterator[Case]:
     for data in (_x(3, 4), np.abs(_x(3, 4)) + 1, -np.abs(_x(3, 4)) - 1, np.zeros((2, 2), np.float32)):
         yield Case("DynamicQuantizeLinear", [data], outputs=3, judges=BOTH if data.any() else _ORT)
     for bias in (None, _x(5)):
-        operands = [normal(_RNG, 3, 4), _q(np.int8, 4, 5), _scale(5), _q(np.int8, 5), bias]
+        operands = [normal(_RNG, 3, 4), _weight(np.int8, 4, 5), _scale(5), _q(np.int8, 5), bias]
         yield Case("DynamicQuantizeMatMul", operands, domain=MICROSOFT, judges=_ORT)
 
 
 def _products() -> Iterator[Case]:
     """Operands and results that are quantised."""
     for left, right in ((np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8)):
-        x, y = _q(left, 2, 3, 4), _q(right, 4, 5)
+        x, y = _q(left, 2, 3, 4), _weight(right, 4, 5)
         yield Case("MatMulInteger", [x, y], data=[0])
         yield Case("MatMulInteger", [x, y, _q(left), _q(right)], data=[0])
         yield Case("MatMulInteger", [x, y, _q(left), _q(right, 5)], data=[0], judges=_ORT)
@@ -88,12 +93,12 @@ def _products() -> Iterator[Case]:
             if (left, right) != (np.int8, np.uint8):
                 judges = BOTH if not columns else _ORT
                 yield Case("QLinearMatMul", [x, *one, y, *two, *rounded], data=[0], judges=judges)
-            turned = [_q(left, 3, 4), *one, _q(right, 5, 4), *two, _q(np.int32, 5) // 2**20]
+            turned = [_q(left, 3, 4), *one, _weight(right, 5, 4), *two, _q(np.int32, 5) // 2**20]
             given = {"transB": 1, "alpha": 0.5}
             if left == np.uint8:
                 yield Case("QGemm", [*turned, *rounded], given, domain=MICROSOFT, judges=_ORT, data=[0])
                 yield Case("QGemm", turned, given, domain=MICROSOFT, judges=_ORT, data=[0])
-    data, weight = _q(np.uint8, 1, 4, 5, 6), _q(np.int8, 6, 2, 3, 2)
+    data, weight = _q(np.uint8, 1, 4, 5, 6), _weight(np.int8, 6, 2, 3, 2)
     attributes: dict[str, Any] = {"group": 2, "pads": [1, 0, 1, 1], "strides": [2, 1]}
     unsigned = _q(np.uint8, 6, 2, 3, 2)
     yield Case("ConvInteger", [data, unsigned, _q(np.uint8), _q(np.uint8)], attributes, data=[0], judges=_ORT)
