@@ -218,31 +218,9 @@ def _layer_norm(call: Call, x: Any, scale: Any = None, bias: Any = None) -> Any:
 def _skip_layer_norm(call: Call, x: Any, skip: Any, scale: Any, *biases: Any) -> Any:
     centred = call.kind == "SkipLayerNormalization"
     beta, bias = [*biases, None, None][:2] if centred else [None, *biases, None][:2]
-    total = _with_skip(call, x, skip, bias)
-    return (*layer_norm(call, total, scale, beta, centred=centred, epsilon=1e-12), total)
-
-
-def _with_skip(call: Call, x: Any, skip: Any, bias: Any) -> Value:
     operands = lifted(call.f, [x, skip] if bias is None else [x, skip, bias])
-    return Value(functools.reduce(call.f.add, operands))
-
-
-@operator("EmbedLayerNormalization", domain=MICROSOFT, table=True)
-def _embed_layer_norm(
-    call: Call, ids: Any, kinds: Any, words: Any, places: Any, segments: Any, scale: Any, bias: Any,
-    mask: Any = None, positions: Any = None,
-) -> Any:  # fmt: skip
-    names, decided = [*call.node.input, "", ""], call.evaluator.decided
-    ids = np.asarray(ids)
-    if positions is None:
-        total = call.lift(call.move(places, lambda t: t[None, : ids.shape[1]]), scalar=False)
-    else:
-        total = call.evaluator.rows(places, positions, decided=names[8] in decided)
-    kind = None if kinds is None else call.evaluator.rows(segments, kinds, decided=names[1] in decided)
-    total = _with_skip(call, call.evaluator.rows(words, ids, decided=names[0] in decided), total, kind)
-    made = layer_norm(call, total, scale, bias, epsilon=1e-12)[0]
-    lengths = np.zeros(ids.shape[0], np.int32) if mask is None else mask.sum(1).astype(np.int32)
-    return made, lengths, total
+    total = Value(functools.reduce(call.f.add, operands))
+    return (*layer_norm(call, total, scale, beta, centred=centred, epsilon=1e-12), total)
 
 
 def _by_channel(call: Call, x: Any, rank: int) -> Array:
