@@ -1,4 +1,4 @@
-"""Nodes that no row computes: those on plain arrays, attention and embeddings, and If and Loop.
+"""Nodes that no row computes: those on plain arrays, attention and fused norms, and If and Loop.
 
 The first are run by the runtime's own kernels, bit by bit. The second are what the nodes compute that define them
 (`rewriter.graph.attention`). The bodies of the last are evaluated as often as conditions and trip counts say, which
@@ -88,6 +88,7 @@ def _key(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
 @operator("Attention", "MultiHeadAttention")
 @operator("GroupQueryAttention", table=True)
 @operator("Attention", domain=MICROSOFT)
+@operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 @operator("EmbedLayerNormalization", domain=MICROSOFT, table=True)
 def _defined(call: Call, *operands: Any) -> tuple[Any, ...]:
     """What the nodes compute that define an operator at the shapes of its operands."""
@@ -96,12 +97,13 @@ def _defined(call: Call, *operands: Any) -> tuple[Any, ...]:
     known = {name: x for name, x in given.items() if x is not None}
     types = {name: (_FLOAT if is_float(x) else elem_type_of(x), x.shape) for name, x in known.items()}
     types[node.output[0]] = _FLOAT, None
-    decided, given[""] = evaluator.decided.intersection(known), None
+    decided = evaluator.decided.intersection(known)
+    given[""] = None
     for part in evaluator.program.definition(node, types):
         follows = part.op_type != "Shape" and not decided.isdisjoint(part.input)
         inner = Call(part, part.op_type, evaluator.program.attributes(part), evaluator, follows)
         made = evaluator.part(inner, [given[name] for name in part.input])
-        given.update(zip(part.output, made, strict=False))
+        given |= {**dict(zip(part.output, made, strict=False)), "": None}
         decided |= set(part.output) if follows else set()
     return tuple(given.get(name) for name in node.output)
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, lifted
+from rewriter.evaluate.arithmetic import Unsupported, Value
 from rewriter.evaluate.moves import as_matrix, concatenated, first
-from rewriter.evaluate.table import MICROSOFT, Call, operator
+from rewriter.evaluate.table import Call, operator
 
 # -- reductions
 
@@ -183,44 +183,28 @@ def _top_k(call: Call, x: Value, k: Any = None) -> Any:
 
 
 def _normalised(
-    call: Call, entries: Array, axes: tuple[int, ...], epsilon: float = 1e-5, *, centred: bool = True
+    call: Call, entries: Array, axes: tuple[int, ...], *, centred: bool = True
 ) -> tuple[Array, Array, Array]:
     """(x - mean) / sqrt(variance + epsilon), the mean, and 1 / sqrt(variance + epsilon)."""
     f, count = call.f, call.f.rational(Fraction(1, math.prod(entries.shape[axis] for axis in axes)))
     mean = f.mul(f.total(entries, axes, keepdims=True), count)
     difference = f.sub(entries, mean) if centred else entries
     variance = f.mul(f.total(f.mul(difference, difference), axes, keepdims=True), count)
-    scale = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", epsilon)))))
+    scale = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", 1e-5)))))
     return f.mul(difference, scale), mean, scale
 
 
-def layer_norm(
-    call: Call, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, centred: bool = True
-) -> tuple[Value, Value, Value]:
-    """A norm over the last axes; the mean and the inverse deviation. `epsilon`: that of an operator without one."""
-    f, entries = call.f, call.entries(x)
+@operator("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+def _layer_norm(call: Call, x: Any, scale: Any = None, bias: Any = None) -> tuple[Value, ...]:
+    """A norm over the last axes; the mean, unless it is 0, and the inverse deviation."""
+    f, entries, centred = call.f, call.entries(x), call.kind == "LayerNormalization"
     axes = tuple(range(call.get("axis", -1) % entries.ndim, entries.ndim))
-    made, mean, inverse = _normalised(call, entries, axes, epsilon, centred=centred)
+    made, mean, inverse = _normalised(call, entries, axes, centred=centred)
     if scale is not None:
         made = f.mul(made, call.lift(scale, scalar=False).entries)
     if bias is not None:
         made = f.add(made, call.lift(bias, scalar=False).entries)
-    return Value(made), Value(mean), Value(inverse)
-
-
-@operator("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
-def _layer_norm(call: Call, x: Any, scale: Any = None, bias: Any = None) -> Any:
-    made, mean, inverse = layer_norm(call, x, scale, bias, centred=call.kind == "LayerNormalization")
-    return (made, mean, inverse) if call.kind == "LayerNormalization" else (made, inverse)
-
-
-@operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def _skip_layer_norm(call: Call, x: Any, skip: Any, scale: Any, *biases: Any) -> Any:
-    centred = call.kind == "SkipLayerNormalization"
-    beta, bias = [*biases, None, None][:2] if centred else [None, *biases, None][:2]
-    operands = lifted(call.f, [x, skip] if bias is None else [x, skip, bias])
-    total = Value(functools.reduce(call.f.add, operands))
-    return (*layer_norm(call, total, scale, beta, centred=centred, epsilon=1e-12), total)
+    return (Value(made), *([Value(mean)] if centred else []), Value(inverse))
 
 
 def _by_channel(call: Call, x: Any, rank: int) -> Array:

@@ -455,16 +455,18 @@ class _Expansion(Writer):
         """SkipLayerNormalization and its variants: a sum, which may be an output too, and its norm."""
         node, operator = self.node, self.node.op_type.removeprefix("Skip")
         data, skip, scale, *further = node.input
-        beta, bias = ([*further, "", ""] if operator == "LayerNormalization" else ["", *further, ""])[:2]
-        if any(node.output[1:3]):
-            raise self.lost("how its mean and deviation are computed is not known")
+        centred, (made, *statistics) = operator == "LayerNormalization", node.output[:3]
+        if not centred and any(statistics[:1]):
+            raise self.lost("how its mean is computed is not known")
+        beta, bias = ([*further, "", ""] if centred else ["", *further, ""])[:2]
         total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{node.output[0]}/sum"
         biased = f"{total}/biased" if bias else data  # optimisers put the tensor that the bias belongs to first
         self.nodes.extend([make_node("Add", [data, bias], [biased])] if bias else [])
         self.nodes.append(make_node("Add", [biased, skip], [total]))
         epsilon = self.number("epsilon", 1e-12)  # plain normalisations take 1e-5
         operands = [total, scale, beta] if beta else [total, scale]
-        self.nodes.append(make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon))
+        results = [made, *(statistics if centred else statistics[1:])]
+        self.nodes.append(make_node(operator, operands, results, axis=-1, epsilon=epsilon))
 
     def embedded(self) -> None:
         """EmbedLayerNormalization: the norm of a sum of embeddings, and the number of unmasked tokens."""
