@@ -463,10 +463,10 @@ class Evaluator:
             return False
         return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
 
-    def rows(self, table: Any, index: Array, *, decided: bool = True) -> Value:
-        """Rows of a table; blended where the index depends on the value of an input."""
+    def rows(self, table: Any, index: Array) -> Value:
+        """Rows of a table that the values of inputs choose; in a field blended."""
         index = np.where(index < 0, index + table.shape[0], index)
-        if not (decided and isinstance(self.arithmetic, Field)):
+        if not isinstance(self.arithmetic, Field):
             taken = table.entries[index] if isinstance(table, Value) else table[index]
             value = Value(self.arithmetic.lift(taken, scalar=False).entries)
             whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"

@@ -12,7 +12,7 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value
-from rewriter.evaluate.moves import as_matrix, concatenated, first
+from rewriter.evaluate.moves import as_matrix, first
 from rewriter.evaluate.table import Call, operator
 
 # -- reductions
@@ -122,16 +122,11 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     return anchor, weights, f.total(weights, -1, keepdims=True)
 
 
-def softmax(call: Call, value: Value, axis: int = -1, tail: Any = None) -> Value:
-    """Softmax over an axis. `tail`: entries of one more logit, whose share is not returned."""
-    logits = call.move(value, lambda t: np.moveaxis(t, axis, -1))
-    if tail is not None:
-        logits = concatenated(call, [logits, Value(np.broadcast_to(tail, (*logits.shape[:-1], 1)))], -1)
-    _, weights, total = _exponentials(call, logits)
+def softmax(call: Call, value: Value, axis: int = -1) -> Value:
+    """Softmax over an axis."""
+    _, weights, total = _exponentials(call, call.move(value, lambda t: np.moveaxis(t, axis, -1)))
     made = call.f.mul(weights, call.f.inv(total))
-    made = made if tail is None else made[..., :-1]
-    origin = ("softmax", value, axis) if tail is None else None
-    return Value(np.ascontiguousarray(np.moveaxis(made, -1, axis)), origin=origin)
+    return Value(np.ascontiguousarray(np.moveaxis(made, -1, axis)), origin=("softmax", value, axis))
 
 
 def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
