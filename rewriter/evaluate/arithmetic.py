@@ -170,7 +170,6 @@ class Field:
 
     reads_masks = True  # large negative numbers are masks
     reads_values = False  # entries are the numbers of the model, so that they may decide shapes
-    real = np.float32  # the type of a number that a definition states and no attribute holds
 
     def __init__(
         self, p: int | Modulus, key: bytes, *, snaps: bool = False, products: Sequence[Product] = (),
@@ -613,7 +612,7 @@ _Of = Callable[..., Array]
 class Floats:
     """float64, for the reference evaluation."""
 
-    reads_masks, reads_values, real = False, True, np.float64
+    reads_masks, reads_values = False, True
     snaps, low = False, -np.inf
     add: _Of = staticmethod(np.add)
     sub: _Of = staticmethod(np.subtract)

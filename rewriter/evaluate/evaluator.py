@@ -24,7 +24,7 @@ import onnx
 
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
-from rewriter.evaluate import attention, moves, products, quantised, reductions  # noqa: F401 - their rows
+from rewriter.evaluate import moves, products, quantised, reductions, rotary  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import (
     Arithmetic,
     Field,
@@ -40,10 +40,12 @@ from rewriter.evaluate.nodes import CONTROL, Kernels, control
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
+from rewriter.graph.attention import definition
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.fused import FUSED, SATURATING, saturating, with_parts
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import attributes, constant_of, key_of, label, needed, opsets, overridable_in
+from rewriter.graph.types import TensorType
+from rewriter.graph.view import LostError, attributes, constant_of, key_of, label, needed, opsets, overridable_in
 from rewriter.graph.walk import iter_nodes, reads, subgraphs, with_distinct_names
 from rewriter.text import one_line
 
@@ -51,6 +53,7 @@ _OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """Exceptions raised while evaluating an invalid node."""
 _SHAPES = {"Shape", "Size"}
+_PARTS_OPSET = 13  # nodes that define an operator are of this opset, or a later one
 _SMALL_TABLE, _SMALL_WEIGHT = 32, 64
 _MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
@@ -116,9 +119,12 @@ class Program:
         self.graph = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
+        self.parts_opset = max(self.opsets.get("", 1), _PARTS_OPSET)
+        self.kernels_of_parts = Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         self._moved: tuple[Any, Sequence[Any], Any] = None, (), None
         self._digests: dict[tuple[str | bytes | None, ...], list[bytes]] = {}  # of large results, by operands
+        self._definitions: dict[object, list[onnx.NodeProto]] = {}
         used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
         missing = next((each for each in sorted(used) if each not in self.opsets), None)
         if missing is not None:
@@ -173,6 +179,17 @@ class Program:
                 keep_digest(made, self._digests.setdefault((call.node.output[0], *known), []))
             self._moved = call.node, operands, made
         return made
+
+    def definition(self, node: onnx.NodeProto, types: Mapping[str, tuple[int, Any]]) -> list[onnx.NodeProto]:
+        """The nodes that define an operator at some types and shapes. Raises Unsupported."""
+        key = (*node.output, *types.items())
+        if key not in self._definitions:
+            try:
+                typed = {name: TensorType(*each) for name, each in types.items()}
+                self._definitions[key] = definition(node, typed, self.parts_opset)
+            except LostError as lost:
+                raise Unsupported(lost.miss.reason) from None
+        return self._definitions[key]
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         return self._once(attributes, node)
@@ -362,6 +379,15 @@ class Evaluator:
             return made
         return self._opaque(call, operands) if found is None else found(call, *operands)
 
+    def part(self, call: Call, operands: list[Any]) -> Sequence[Any]:
+        """The outputs of one of the nodes that define an operator."""
+        if not any(isinstance(each, Value) for each in operands):
+            return tuple_of(self._plain(call, operands, self.program.kernels_of_parts))
+        found = row(*key_of(call.node))
+        if found is None:
+            raise Unsupported(f"data decides {call.kind}")
+        return tuple_of(found(call, *operands))
+
     def _note_choice(self, call: Call, compared: Sequence[Array], made: Any) -> None:
         """Record which integers were compared (in either order), the results, and whether inputs decide them."""
         if not call.decided and any((each < 0).all() for each in compared):
@@ -406,8 +432,8 @@ class Evaluator:
     def _entered(self, x: Any) -> Any:
         return Value(self.arithmetic.lift(x, scalar=False).entries) if is_float(x) else x
 
-    def _plain(self, call: Call, operands: list[Any]) -> Any:
-        """A node on plain arrays."""
+    def _plain(self, call: Call, operands: list[Any], kernels: Kernels | None = None) -> Any:
+        """A node on plain arrays; `kernels` for a part of a definition, whose numbers are those of its type."""
         node, kind = call.node, call.kind
         if kind == "Constant" and not key_of(node)[0]:
             return self.program.constant(node)
@@ -417,7 +443,7 @@ class Evaluator:
             if floats:  # and no data: what they make may decide a shape
                 made = found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
                 return tuple(_numbers(each) for each in tuple_of(made))
-        elif self.in_reals and found is not None and kind not in ALWAYS:
+        elif self.in_reals and found is not None and kind not in ALWAYS and kernels is None:
             lifted = self._in_reals(call, operands)
             if lifted is not None:
                 return found(call, *lifted)
@@ -427,7 +453,7 @@ class Evaluator:
             raise Unsupported("it draws numbers")
         if kind in INTEGERS and all(each.dtype.kind in "biu" for each in operands):
             return np.asarray(INTEGERS[kind](*operands))
-        return self.program.kernels.run(node, operands)
+        return (kernels or self.program.kernels).run(node, operands)
 
     def _in_reals(self, call: Call, operands: list[Any]) -> list[Any] | None:
         """Constant floats as entries, where arithmetic on them is that of the reals."""
@@ -455,10 +481,10 @@ class Evaluator:
             return False
         return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
 
-    def rows(self, table: Any, index: Array, *, decided: bool = True) -> Value:
-        """Rows of a table; blended where the index depends on the value of an input."""
+    def rows(self, table: Any, index: Array) -> Value:
+        """Rows of a table that the values of inputs choose; in a field blended."""
         index = np.where(index < 0, index + table.shape[0], index)
-        if not (decided and isinstance(self.arithmetic, Field)):
+        if not isinstance(self.arithmetic, Field):
             taken = table.entries[index] if isinstance(table, Value) else table[index]
             value = Value(self.arithmetic.lift(taken, scalar=False).entries)
             whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"

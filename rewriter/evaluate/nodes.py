@@ -1,7 +1,8 @@
-"""Nodes that no row computes: those on plain arrays, and If and Loop.
+"""Nodes that no row computes: those on plain arrays, attention and fused norms, and If and Loop.
 
-The former are run by the runtime's own kernels, bit by bit. The bodies of the latter are evaluated as often as
-conditions and trip counts say, which must be known.
+The first are run by the runtime's own kernels, bit by bit. The second are what the nodes compute that define them
+(`rewriter.graph.attention`). The bodies of the last are evaluated as often as conditions and trip counts say, which
+must be known.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import onnx
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, content
+from rewriter.evaluate.arithmetic import Unsupported, Value, content, is_float
 from rewriter.evaluate.moves import concatenated
-from rewriter.evaluate.table import Call
-from rewriter.graph.constants import model_of
+from rewriter.evaluate.table import MICROSOFT, Call, operator
+from rewriter.graph.constants import elem_type_of, model_of
 from rewriter.text import one_line
 
 _KEPT = 2**20  # results of at most this many entries are kept
 _MAX_IR = 11
+_FLOAT = onnx.TensorProto.FLOAT
 
 
 class Kernels:
@@ -79,6 +81,32 @@ def _key(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
     for each in (each for each in operands if each is not None):
         digest.update(content(each))
     return digest.digest()
+
+
+# -- operators that nodes define ---------------------------------------------------------------------------------------
+
+
+@operator("Attention", "MultiHeadAttention")
+@operator("GroupQueryAttention", table=True)
+@operator("Attention", domain=MICROSOFT)
+@operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+@operator("EmbedLayerNormalization", domain=MICROSOFT, table=True)
+def _defined(call: Call, *operands: Any) -> tuple[Any, ...]:
+    """What the nodes compute that define an operator at the shapes of its operands."""
+    evaluator, node = call.evaluator, call.node
+    given = dict(zip(node.input, operands, strict=True))
+    known = {name: x for name, x in given.items() if x is not None}
+    types = {name: (_FLOAT if is_float(x) else elem_type_of(x), x.shape) for name, x in known.items()}
+    types[node.output[0]] = _FLOAT, None
+    decided = evaluator.decided.intersection(known)
+    given[""] = None
+    for part in evaluator.program.definition(node, types):
+        follows = part.op_type != "Shape" and not decided.isdisjoint(part.input)
+        inner = Call(part, part.op_type, evaluator.program.attributes(part), evaluator, follows)
+        made = evaluator.part(inner, [given[name] for name in part.input])
+        given |= {**dict(zip(part.output, made, strict=False)), "": None}
+        decided |= set(part.output) if follows else set()
+    return tuple(given.get(name) for name in node.output)
 
 
 # -- If and Loop -------------------------------------------------------------------------------------------------------

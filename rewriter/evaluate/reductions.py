@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, lifted
-from rewriter.evaluate.moves import as_matrix, concatenated, first
-from rewriter.evaluate.table import MICROSOFT, Call, operator
+from rewriter.evaluate.arithmetic import Unsupported, Value
+from rewriter.evaluate.moves import as_matrix, first
+from rewriter.evaluate.table import Call, operator
 
 # -- reductions
 
@@ -122,16 +122,11 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     return anchor, weights, f.total(weights, -1, keepdims=True)
 
 
-def softmax(call: Call, value: Value, axis: int = -1, tail: Any = None) -> Value:
-    """Softmax over an axis. `tail`: entries of one more logit, whose share is not returned."""
-    logits = call.move(value, lambda t: np.moveaxis(t, axis, -1))
-    if tail is not None:
-        logits = concatenated(call, [logits, Value(np.broadcast_to(tail, (*logits.shape[:-1], 1)))], -1)
-    _, weights, total = _exponentials(call, logits)
+def softmax(call: Call, value: Value, axis: int = -1) -> Value:
+    """Softmax over an axis."""
+    _, weights, total = _exponentials(call, call.move(value, lambda t: np.moveaxis(t, axis, -1)))
     made = call.f.mul(weights, call.f.inv(total))
-    made = made if tail is None else made[..., :-1]
-    origin = ("softmax", value, axis) if tail is None else None
-    return Value(np.ascontiguousarray(np.moveaxis(made, -1, axis)), origin=origin)
+    return Value(np.ascontiguousarray(np.moveaxis(made, -1, axis)), origin=("softmax", value, axis))
 
 
 def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
@@ -183,66 +178,28 @@ def _top_k(call: Call, x: Value, k: Any = None) -> Any:
 
 
 def _normalised(
-    call: Call, entries: Array, axes: tuple[int, ...], epsilon: float = 1e-5, *, centred: bool = True
+    call: Call, entries: Array, axes: tuple[int, ...], *, centred: bool = True
 ) -> tuple[Array, Array, Array]:
     """(x - mean) / sqrt(variance + epsilon), the mean, and 1 / sqrt(variance + epsilon)."""
     f, count = call.f, call.f.rational(Fraction(1, math.prod(entries.shape[axis] for axis in axes)))
     mean = f.mul(f.total(entries, axes, keepdims=True), count)
     difference = f.sub(entries, mean) if centred else entries
     variance = f.mul(f.total(f.mul(difference, difference), axes, keepdims=True), count)
-    scale = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", epsilon)))))
+    scale = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", 1e-5)))))
     return f.mul(difference, scale), mean, scale
 
 
-def layer_norm(
-    call: Call, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, centred: bool = True
-) -> tuple[Value, Value, Value]:
-    """A norm over the last axes; the mean and the inverse deviation. `epsilon`: that of an operator without one."""
-    f, entries = call.f, call.entries(x)
+@operator("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+def _layer_norm(call: Call, x: Any, scale: Any = None, bias: Any = None) -> tuple[Value, ...]:
+    """A norm over the last axes; the mean, unless it is 0, and the inverse deviation."""
+    f, entries, centred = call.f, call.entries(x), call.kind == "LayerNormalization"
     axes = tuple(range(call.get("axis", -1) % entries.ndim, entries.ndim))
-    made, mean, inverse = _normalised(call, entries, axes, epsilon, centred=centred)
+    made, mean, inverse = _normalised(call, entries, axes, centred=centred)
     if scale is not None:
         made = f.mul(made, call.lift(scale, scalar=False).entries)
     if bias is not None:
         made = f.add(made, call.lift(bias, scalar=False).entries)
-    return Value(made), Value(mean), Value(inverse)
-
-
-@operator("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
-def _layer_norm(call: Call, x: Any, scale: Any = None, bias: Any = None) -> Any:
-    made, mean, inverse = layer_norm(call, x, scale, bias, centred=call.kind == "LayerNormalization")
-    return (made, mean, inverse) if call.kind == "LayerNormalization" else (made, inverse)
-
-
-@operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def _skip_layer_norm(call: Call, x: Any, skip: Any, scale: Any, *biases: Any) -> Any:
-    centred = call.kind == "SkipLayerNormalization"
-    beta, bias = [*biases, None, None][:2] if centred else [None, *biases, None][:2]
-    total = _with_skip(call, x, skip, bias)
-    return (*layer_norm(call, total, scale, beta, centred=centred, epsilon=1e-12), total)
-
-
-def _with_skip(call: Call, x: Any, skip: Any, bias: Any) -> Value:
-    operands = lifted(call.f, [x, skip] if bias is None else [x, skip, bias])
-    return Value(functools.reduce(call.f.add, operands))
-
-
-@operator("EmbedLayerNormalization", domain=MICROSOFT, table=True)
-def _embed_layer_norm(
-    call: Call, ids: Any, kinds: Any, words: Any, places: Any, segments: Any, scale: Any, bias: Any,
-    mask: Any = None, positions: Any = None,
-) -> Any:  # fmt: skip
-    names, decided = [*call.node.input, "", ""], call.evaluator.decided
-    ids = np.asarray(ids)
-    if positions is None:
-        total = call.lift(call.move(places, lambda t: t[None, : ids.shape[1]]), scalar=False)
-    else:
-        total = call.evaluator.rows(places, positions, decided=names[8] in decided)
-    kind = None if kinds is None else call.evaluator.rows(segments, kinds, decided=names[1] in decided)
-    total = _with_skip(call, call.evaluator.rows(words, ids, decided=names[0] in decided), total, kind)
-    made = layer_norm(call, total, scale, bias, epsilon=1e-12)[0]
-    lengths = np.zeros(ids.shape[0], np.int32) if mask is None else mask.sum(1).astype(np.int32)
-    return made, lengths, total
+    return (Value(made), *([Value(mean)] if centred else []), Value(inverse))
 
 
 def _by_channel(call: Call, x: Any, rank: int) -> Array:

@@ -4,7 +4,8 @@
 
 Keys and values are those of the cache, then the new ones. GroupQueryAttention counts positions by the given lengths:
 its cache may be over-allocated. A weight of MatMulNBits and GatherBlockQuantized is (number - zero point) scale, with
-one scale for each block of a row. Heads are read from these definitions; the run uses onnxruntime's own kernels.
+one scale for each block of a row. Heads are read from these definitions, and the certificate evaluates attention by
+them (`rewriter.evaluate.nodes`); the run uses onnxruntime's own kernels.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ PACKED = (MICROSOFT, "MatMulNBits")
 NORMED = "GroupQueryAttention with q_norm_weight"  # a variant for which onnxruntime only has a GPU kernel
 _OPSET, _AXES_AS_INPUT = 11, 13  # the first opset with all operators used here, and with axes as an operand
 _SIDES = ("query", "key", "value")
-_RANK_BY_HEAD = 4  # axes of [batch, heads, tokens, channels]
-_MISSING_MASK_AXES = {1: (1, 2, 3), 2: (1, 2), 3: (1,)}
-"""Axes that masks [batch], the number of keys, [batch, keys] and [batch, tokens, keys] lack."""
+_RANK_BY_HEAD, _RANK_PACKED = 4, 5  # axes of [batch, heads, tokens, channels], [batch, tokens, heads, 2 or 3, channels]
+_MISSING_MASK_AXES = {2: (1, 2), 3: (1,)}  # of masks [batch, keys] and [batch, tokens, keys]
+_SHORT_MASKS = 24  # the first opset in which a mask may have fewer columns than there are keys
+_END = 2**31 - 1  # of a slice
 _UNSEEN_POSITION = 2**31  # a position that no query attends to
 
 
@@ -126,6 +128,7 @@ def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
     """The nodes that define an operator. Raises LostError if it uses a feature that the definition lacks."""
+    *norms, node = _norms_apart(node) or [node]
     written = _Expansion(node, types, opset)
     if key_of(node) not in DEFINITIONS:
         linear = node.op_type == "LinearAttention"
@@ -136,7 +139,7 @@ def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
         DEFINITIONS[key_of(node)](written)
     except UNFIT as error:
         raise written.lost("its operands do not fit") from error
-    return written.nodes
+    return [*norms, *written.nodes]
 
 
 def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> AnyArray:
@@ -220,6 +223,13 @@ class _Expansion(Writer):
         zero, one = self.constant(0), self.constant(1)
         return self.put("Range", zero, self.along("Squeeze", count, [0]), one)
 
+    def taken(self, tensor: str, index: str, axis: int) -> str:
+        """Entries along one of four axes, by an index that broadcasts along the others."""
+        before, behind = (self.part(self.put("Shape", tensor), 0, *ends) for ends in ((0, axis), (axis + 1, 4)))
+        index = self.put("Expand", index, self.put("Concat", before, self.constant([1]), behind, axis=0))
+        tensor = self.put("Expand", tensor, self.put("Concat", self.size(index, 0), self.constant([1, 1, 1]), axis=0))
+        return self.put("GatherElements", tensor, index, axis=axis)
+
     def by_head(self, tensor: str, heads: int) -> str:
         """[batch, tokens, heads * channels] as [batch, heads, tokens, channels]."""
         if heads < 1:
@@ -229,30 +239,33 @@ class _Expansion(Writer):
 
     def attended(
         self, query: str, key: str, value: str, shared: int, bias: str = "", seen: str = "", sink: str = ""
-    ) -> str:
+    ) -> tuple[str, list[str]]:
         """The output of heads from queries, keys and values by head; `shared` query heads use each key head.
 
         `bias` is added to scores, `seen` says which keys a query attends to, and `sink` is an additional score; each
-        may be empty.
+        may be empty. Returned, too, are the stages of the scores: products, capped, biased, and the pattern.
         """
         key, value = (self.repeated(each, shared) for each in (key, value))
         scale = self.float(self.number("scale", 0.0))
         if not self.number("scale", 0.0):
-            scale = self.put("Reciprocal", self.put("Sqrt", self.put("Cast", self.size(query, 3), to=self.kind)))
+            width = self.put("Cast", self.size(query, 3), to=TensorProto.DOUBLE)  # so that the scale is rounded once
+            scale = self.put("Cast", self.put("Reciprocal", self.put("Sqrt", width)), to=self.kind)
         scores = self.put("MatMul", query, self.put("Transpose", key, perm=[0, 1, 3, 2]), name="product")
-        scores = self.put("Mul", scores, scale)
+        product = scores = self.put("Mul", scores, scale)
         if cap := self.number("softcap", 0.0):
             limit = self.float(cap)
             scores = self.put("Mul", self.put("Tanh", self.put("Div", scores, limit)), limit)
+        capped = scores
         scores = self.put("Add", scores, bias) if bias else scores
         scores = self.put("Where", seen, scores, self.float(-np.inf), name="scores") if seen else scores
+        stages = [product, capped, scores]
         if sink:
             size = self.put("Concat", self.part(self.put("Shape", scores), 0, 0, 3), self.constant([1]), axis=0)
             scores = self.put("Concat", scores, self.put("Expand", sink, size), axis=-1)
         pattern = self.put("Softmax", scores, axis=-1, name="pattern")
         pattern = self.part(pattern, -1, 0, -1) if sink else pattern
         pattern = self.put("Where", seen, pattern, self.float(0.0)) if seen else pattern  # a row may have no keys
-        return self.put("MatMul", pattern, value, name="z")
+        return self.put("MatMul", pattern, value, name="z"), [*stages, pattern]
 
     def joined(self, tensor: str) -> str:
         """[batch, heads, tokens, channels] as [batch, tokens, heads * channels]."""
@@ -270,7 +283,7 @@ class _Expansion(Writer):
 
     def turned(self, tensor: str, heads: int, positions: str) -> str:
         given, interleaved = self.given, integer_of(self.node, "rotary_interleaved", 0)
-        operands = (tensor, given.get("positions", positions), given["cos"], given["sin"])
+        operands = (tensor, positions, given["cos"], given["sin"])
         width = 2 * self.width(given["cos"], -1)
         how: dict[str, Any] = {"num_heads": heads, "rotary_embedding_dim": width, "interleaved": interleaved}
         return self.put("RotaryEmbedding", *operands, domain=MICROSOFT, **how)
@@ -287,17 +300,23 @@ class _Expansion(Writer):
         else:
             packed, ends = self.by_head(given["query"], heads + 2 * groups), [0, *accumulate((heads, groups, groups))]
             query, key, value = (self.part(packed, 1, *each) for each in pairwise(ends))
-        past, count = given.get("past_key", ""), self.size(query, 2)
+        past, bias, count = given.get("past_key", ""), given.get("bias", ""), self.size(query, 2)
+        past = "" if (self.of(past).shape or ())[2:3] == (0,) else past
         total = self.axis(self.put("Cast", given["seqlens_k"], to=TensorProto.INT64), 1)
         total = self.put("Add", total, self.constant(1))
         before = self.put("Sub", total, count)
         # In the first call all tokens are given, padded on the right.
         longest = self.put("Cast", given["total"], to=TensorProto.INT64)
-        before = self.put("Where", self.put("Equal", longest, count), self.constant(0), before)
+        prompt = self.put("Equal", longest, count)
+        before = self.put("Where", prompt, self.constant(0), before)
         positions = key_positions = self.put("Add", before, self.places(count))
         if integer_of(self.node, "do_rotary", 0):
-            query, key = (self.turned(*each, positions) for each in ((query, heads), (key, groups)))
-        keys, values = self.cached(past, key), self.cached(given.get("past_value", ""), value)
+            at = given.get("positions", positions)
+            if at != positions:  # of a prompt, the kernel reads the first one
+                first = self.part(self.put("Reshape", at, self.constant([-1])), 0, 0, 1)
+                at = self.put("Where", prompt, self.put("Add", first, self.places(count)), at)
+            query, key = (self.turned(*each, at) for each in ((query, heads), (key, groups)))
+        keys, values = self.cached(past, key), self.cached(past and given.get("past_value", ""), value)
         presents = [keys, values]
         if past:
             capacity, windows = self.size(past, 2), integer_of(self.node, "sliding_window_cache", 0)
@@ -305,17 +324,20 @@ class _Expansion(Writer):
             filled = self.put("Add", self.put("Sub", before, held), places)
             filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_UNSEEN_POSITION))
             key_positions = self.put("Concat", filled, positions, axis=1)
-            # New entries follow the cached ones; a sliding cache evicts the oldest.
-            first = self.constant([-1])
-            held, tokens = (self.put("Reshape", self.part(each, 0, 0, 1), first) for each in (held, total))
+            if bias:  # by the positions of keys; arbitrary where there is no key
+                known = self.put("Less", key_positions, self.size(bias, 3))
+                columns = self.put("Where", known, key_positions, self.constant(0))
+                bias = self.taken(bias, self.axis(columns, 1, 2), 3)
+            # New entries follow the cached ones; a sliding cache evicts the oldest. The unused tail stays as it was.
             all_held = self.put("Add", held, count)
-            gone = self.put("Sub", all_held, self.resident(tokens, capacity)) if windows else self.constant([0])
-            length = capacity if windows else self.put("Max", capacity, longest)
-            index = self.put("Add", self.places(length), gone)
-            later = self.put("Add", index, self.put("Sub", capacity, held))
-            index = self.put("Where", self.put("Less", index, held), index, later)
-            index = self.put("Min", index, self.put("Sub", self.size(keys, 2), self.constant(1)))
-            presents = [self.put("Gather", each, index, axis=2) for each in presents]
+            gone = self.put("Sub", all_held, self.resident(total, capacity)) if windows else self.constant([0])
+            index = self.put("Add", self.places(capacity if windows else self.put("Max", capacity, longest)), gone)
+            last = self.put("Sub", self.size(keys, 2), self.constant(1))
+            tail = self.put("Where", self.put("Less", index, capacity), index, last)
+            new = self.put("Add", index, self.put("Sub", capacity, held))
+            new = self.put("Where", self.put("Less", index, all_held), new, tail)
+            index = self.put("Where", self.put("Less", index, held), index, new)
+            presents = [self.taken(each, self.axis(index, 1, 3), 2) for each in presents]
         positions, key_positions = self.axis(positions, 1, 3), self.axis(key_positions, 1, 2)
         seen = self.put("Not", self.put("Greater", key_positions, positions))
         if (window := integer_of(self.node, "local_window_size", -1)) >= 0:
@@ -324,7 +346,7 @@ class _Expansion(Writer):
         sink, smooth = given.get("sink", ""), integer_of(self.node, "smooth_softmax", 0)
         if sink or smooth:
             sink = self.put("Reshape", sink or self.float(0.0), self.constant([1, -1, 1, 1]))
-        made = self.attended(query, keys, values, heads // groups, given.get("bias", ""), seen, sink)
+        made, _ = self.attended(query, keys, values, heads // groups, bias, seen, sink)
         self.outputs(self.joined(made), *presents)
 
     def resident(self, tokens: str, capacity: str) -> str:
@@ -332,26 +354,41 @@ class _Expansion(Writer):
         if not integer_of(self.node, "sliding_window_cache", 0):
             return self.put("Min", tokens, capacity)
         step = self.put("Sub", capacity, self.constant(integer_of(self.node, "local_window_size", -1) - 1))
+        step = self.put("Max", step, self.constant(1))
         beyond = self.put("Max", self.put("Sub", tokens, capacity), self.constant(0))
         steps = self.put("Div", self.put("Sub", self.put("Add", beyond, step), self.constant(1)), step)
         return self.put("Sub", tokens, self.put("Mul", steps, step))
 
     def multi_head(self) -> None:
         """MultiHeadAttention, and Attention of ONNX: a mask selects the keys."""
-        given = self.given
-        if "offset" in given or not set(_SIDES) <= given.keys():
-            raise self.lost("it has its own bias, or its queries, keys and values are packed into one input")
+        given, sides = self.given, list[str]()
         if any(integer_of(self.node, f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
             raise self.lost("its queries see a window of keys")
-        sides, counts = [given[name] for name in _SIDES], list[int]()
-        for place, name in enumerate(_SIDES):
-            joined = self.rank(given[name]) != _RANK_BY_HEAD
+        ranks = [self.rank(given[name]) for name in _SIDES if name in given]
+        for name, rank in zip(_SIDES, ranks, strict=False):
+            held = self.width(given[name], 3) if rank == _RANK_PACKED else 0
+            apart = [self.put("Gather", given[name], self.constant(place), axis=3) for place in range(min(held, 4))]
+            sides += [self.put("Reshape", each, self.constant([0, 0, -1])) for each in apart] or [given[name]]
+        if len(sides) != len(_SIDES):
+            raise self.lost("its queries, keys or values are missing")
+        if "offset" in given:
+            width = self.size(sides[0], 2)
+            ends = [self.constant([0]), width, self.put("Add", width, width), self.constant([_END])]
+            parts = [self.put("Slice", given["offset"], *each, self.constant([0])) for each in pairwise(ends)]
+            pairs = zip(sides, parts, strict=True)
+            sides = [
+                each if self.of(each).rank == _RANK_BY_HEAD else self.put("Add", each, part) for each, part in pairs
+            ]
+        counts = list[int]()
+        for place, side in enumerate(sides):
+            joined = self.of(side).rank != _RANK_BY_HEAD
             attribute = "num_heads" if self.node.domain else f"{'kv' if place else 'q'}_num_heads"
-            counts.append(integer_of(self.node, attribute, 0) if joined else self.width(given[name], 1))
-            sides[place] = self.by_head(given[name], counts[-1]) if joined else given[name]
+            counts.append(integer_of(self.node, attribute, 0) if joined else self.width(side, 1))
+            sides[place] = self.by_head(side, counts[-1]) if joined else side
         pasts = [given.get(name, "") for name in ("past_key", "past_value")]
-        made, *presents = self.masked(sides, counts[0] // max(counts[1], 1), pasts)
-        self.outputs(made if self.rank(given["query"]) == _RANK_BY_HEAD else self.joined(made), *presents)
+        made, presents, stages = self.masked(sides, counts[0] // max(counts[1], 1), pasts)
+        stage = [] if self.node.domain else [stages[integer_of(self.node, "qk_matmul_output_mode", 0)]]
+        self.outputs(made if ranks[0] == _RANK_BY_HEAD else self.joined(made), *presents, *stage)
 
     def packed(self) -> None:
         """Attention of onnxruntime: one matrix computes queries, keys and values."""
@@ -364,29 +401,33 @@ class _Expansion(Writer):
         ends = [0, *accumulate(sizes)]
         sides = [self.by_head(self.part(made, 2, *each), heads) for each in pairwise(ends)]
         pasts = [self.put("Gather", past, self.constant(place), axis=0) if past else "" for place in (0, 1)]
-        made, *presents = self.masked(sides, 1, pasts)
+        made, presents, _ = self.masked(sides, 1, pasts)
         both = [self.axis(each, 0) for each in presents if any(self.node.output[1:])]
         self.outputs(self.joined(made), *([self.put("Concat", *both, axis=0)] if both else []))
 
-    def masked(self, sides: Sequence[str], shared: int, pasts: Sequence[str]) -> tuple[str, str, str]:
-        """z by head, with the keys that a mask selects; and keys and values with the cache."""
+    def masked(self, sides: Sequence[str], shared: int, pasts: Sequence[str]) -> tuple[str, list[str], list[str]]:
+        """z by head, with the keys that a mask selects; keys and values with the cache; and the stages of scores."""
         (query, *fresh), past = sides, pasts[0]
         keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
         filler = self.float(self.number("mask_filter_value", -10000.0) if kept else -np.inf)
         kind = self.of(bias).elem_type
+        if kind not in (0, TensorProto.BOOL, self.kind):
+            bias = self.put("Cast", bias, to=self.kind)
+        if bias and not self.node.domain and self.opset >= _SHORT_MASKS:  # keys behind the mask are not seen
+            shape = self.put("Shape", bias)
+            missing = self.put("Sub", self.size(keys, 2), self.part(shape, 0, -1, _END))
+            more = self.put("Concat", self.part(shape, 0, 0, -1), missing, axis=0)
+            unseen = self.constant(False, kind) if kind == TensorProto.BOOL else self.float(-np.inf)
+            bias = self.put("Concat", bias, self.put("Expand", unseen, more), axis=-1)
         if kind == TensorProto.BOOL:
             seen, bias = bias, ""
-        elif kind not in (0, self.kind):
-            bias = self.put("Cast", bias, to=self.kind)
         if kept:
             rank = self.rank(kept)
-            if rank not in _MISSING_MASK_AXES:
+            if rank not in (1, *_MISSING_MASK_AXES):
                 raise self.lost("its mask has an axis of heads")
             kept = self.put("Cast", kept, to=TensorProto.INT64 if rank == 1 else TensorProto.BOOL)
-            kept = self.put("Reshape", kept, self.size(query, 0)) if rank == 1 else kept
-            kept = self.axis(kept, *_MISSING_MASK_AXES[rank])
-            kept = self.put("Less", self.places(self.size(keys, 2)), kept) if rank == 1 else kept
+            kept = self.within(kept, query, keys) if rank == 1 else self.axis(kept, *_MISSING_MASK_AXES[rank])
             mask = self.put("Where", kept, self.float(0.0), filler)
             bias = self.put("Add", mask, bias) if bias else mask
         count = self.axis(self.given["count"], 1, 2, 3) if "count" in self.given else ""  # of a cache's keys
@@ -399,22 +440,33 @@ class _Expansion(Writer):
             places = self.put("Add", places, before) if before else places
             earlier = self.put("Not", self.put("Greater", self.places(self.size(keys, 2)), places))
             seen = self.put("And", seen, earlier) if seen else earlier
-        return self.attended(query, keys, values, shared, bias, seen), keys, values
+        made, stages = self.attended(query, keys, values, shared, bias, seen)
+        return made, [keys, values], stages
+
+    def within(self, bounds: str, query: str, keys: str) -> str:
+        """Whether keys are within bounds: by sequence where they end, perhaps followed by where they begin."""
+        zero, batch, places = self.constant([0]), self.size(query, 0), self.places(self.size(keys, 2))
+        bounds = self.put("Concat", bounds, self.put("Expand", zero, batch), axis=0)
+        pairs = pairwise([zero, batch, self.put("Add", batch, batch)])
+        end, start = (self.axis(self.put("Slice", bounds, *each, zero), 1, 2, 3) for each in pairs)
+        return self.put("And", self.put("Less", places, end), self.put("Not", self.put("Less", places, start)))
 
     def added(self) -> None:
         """SkipLayerNormalization and its variants: a sum, which may be an output too, and its norm."""
         node, operator = self.node, self.node.op_type.removeprefix("Skip")
         data, skip, scale, *further = node.input
-        beta, bias = ([*further, "", ""] if operator == "LayerNormalization" else ["", *further, ""])[:2]
-        if any(node.output[1:3]):
-            raise self.lost("how its mean and deviation are computed is not known")
+        centred, (made, *statistics) = operator == "LayerNormalization", node.output[:3]
+        if not centred and any(statistics[:1]):
+            raise self.lost("how its mean is computed is not known")
+        beta, bias = ([*further, "", ""] if centred else ["", *further, ""])[:2]
         total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{node.output[0]}/sum"
         biased = f"{total}/biased" if bias else data  # optimisers put the tensor that the bias belongs to first
         self.nodes.extend([make_node("Add", [data, bias], [biased])] if bias else [])
         self.nodes.append(make_node("Add", [biased, skip], [total]))
         epsilon = self.number("epsilon", 1e-12)  # plain normalisations take 1e-5
         operands = [total, scale, beta] if beta else [total, scale]
-        self.nodes.append(make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon))
+        results = [made, *(statistics if centred else statistics[1:])]
+        self.nodes.append(make_node(operator, operands, results, axis=-1, epsilon=epsilon))
 
     def embedded(self) -> None:
         """EmbedLayerNormalization: the norm of a sum of embeddings, and the number of unmasked tokens."""
@@ -423,7 +475,8 @@ class _Expansion(Writer):
         total = self.put("Add", total, self.put("Gather", places, positions or self.places(self.size(tokens, 1))))
         total = self.put("Add", total, self.put("Gather", table_of_kinds, kinds)) if kinds else total
         made = self.put("LayerNormalization", total, *norm, axis=-1, epsilon=self.number("epsilon", 1e-12))
-        self.outputs(made, self.along("ReduceSum", mask, [1], keepdims=0) if mask else "", total)
+        none = self.put("Expand", self.constant(0, TensorProto.INT32), self.size(tokens, 0))
+        self.outputs(made, self.along("ReduceSum", mask, [1], keepdims=0) if mask else none, total)
 
     def weight(self) -> str:
         """The matrix [N, K] of MatMulNBits."""

@@ -1,4 +1,7 @@
-"""Attention and rotary embeddings: each row beside onnxruntime and onnx, and in a field beside its parts."""
+"""Attention and rotary embeddings, evaluated: beside onnxruntime and onnx, and in a field beside their parts.
+
+`tests/rewriter/graph/test_attention.py` holds what defines attention to onnxruntime, written out in a model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewriter.graph.attention import with_plain
 from tests.rewriter.evaluate import single
 from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, assert_judged, assert_same_in_field, normal, written
 
@@ -192,30 +194,6 @@ def test_cache_that_holds_the_last_keys(window: int, space: int, before: int, to
     for one, other in zip(presents, others, strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one[:, :, :held], other[:, :, :held], atol=1e-6)  # nothing is known of the rest
-
-
-_START = [np.zeros((1, 2, 0, 4), np.float32)] * 2 + [np.array([2], np.int32), np.array(3, np.int32)]
-_SIDES = [_x(1, 3, 16), _x(1, 3, 8), _x(1, 3, 8)]
-_LENGTHS = [np.array([4], np.int32), np.array(5, np.int32)]
-_SHARED = {"num_heads": 4, "kv_num_heads": 2}
-_WRITTEN = [
-    ([*_SIDES, *[_x(1, 2, 2, 4)] * 2, *_LENGTHS, *_tables(4)], {**_SHARED, "do_rotary": 1}, 3),
-    # norms of queries and keys, which are not in the kernel for a CPU
-    ([*_SIDES, *_START, *[None] * 7, _x(4), _x(4)], _SHARED, 3),
-    # a score of 0 beside those of the keys
-    (
-        [*[_x(1, 3, 4)] * 3, *[None] * 2, *_START[2:]],
-        {"num_heads": 1, "kv_num_heads": 1, "smooth_softmax": 1, "local_window_size": 2}, 1,
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("given", _WRITTEN, ids=["rotary", "norms", "smooth"])
-def test_grouped_attention_is_what_is_written_out(given: tuple[list[Any], dict[str, Any], int]) -> None:
-    """`tests/rewriter/graph/test_attention.py` has other operators, and holds what is written out to onnxruntime."""
-    operands, attributes, outputs = given
-    case = Case("GroupQueryAttention", operands, attributes, outputs, domain=MICROSOFT)
-    assert_same_in_field(case, with_plain(case.made[0]))
 
 
 _PARTS = [

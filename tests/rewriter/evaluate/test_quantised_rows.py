@@ -38,7 +38,7 @@ def _q(kind: Any, *shape: int) -> np.ndarray:
 
 def _weight(kind: Any, *shape: int) -> np.ndarray:
     """Of 7 bits if signed: without VNNI, kernels saturate sums of two products of 8 bits at 16 bits."""
-    return _q(kind, *shape) // np.asarray(2 if kind is np.int8 else 1, kind)
+    return np.asarray(_q(kind, *shape) // (2 if kind is np.int8 else 1), kind)
 
 
 def _scale(*shape: int) -> np.ndarray:

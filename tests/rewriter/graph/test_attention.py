@@ -55,6 +55,8 @@ CALLS = (
     f"y = {PACKED}, scale = 0.7, qkv_hidden_sizes = [4, 4, 8]>(q, w8, , ends, , bias5)",
     f"y, now = {PACKED}, unidirectional = 1>(q, w, b, , past)",
     f"y = {PACKED}, mask_filter_value = -50.0>(q, w, b, square)",
+    f"y = {PACKED}>(q, w, b, within)",
+    f"y = {OURS}>(q, kl, vl, b)",
     "y, n = com.microsoft.EmbedLayerNormalization(ids, kinds, words, words, words, g, g, pad)",
     "y, n, s = com.microsoft.EmbedLayerNormalization<epsilon = 0.01>(ids, , words, words, , g, g, pad, kinds)",
 )
@@ -65,7 +67,7 @@ def test_the_definition_computes_the_same(call: str) -> None:
     rng = np.random.default_rng(0)
     feeds: dict[str, Array] = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     feeds["pad"] = np.array([[1] * 5, [1, 1, 1, 0, 0]], np.int32)
-    feeds["ends"] = np.array([5, 3], np.int32)
+    feeds["ends"], feeds["within"] = np.array([5, 3], np.int32), np.array([5, 3, 0, 1], np.int32)
     feeds["square"] = rng.integers(0, 2, (2, 5, 5)).astype(np.int32)
     feeds["ids"], feeds["kinds"] = rng.integers(0, 9, (2, 2, 5)).astype(np.int32)
     feeds["keep"] = np.tril(np.ones((5, 7), np.bool_), 1)

@@ -140,6 +140,13 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         (QUERIES, f"\n  z2 = com.microsoft.MultiHeadAttention<num_heads = {HEADS}, scale = 0.5>(q0, k0, v0)", OUT),
         {"domains": ', "com.microsoft" : 1'},
     ),
+    "an operator with biases": (
+        (
+            *(QUERIES, f"\n  b = Constant<value_floats = {[0.5] * 3 * MODEL}>()"),
+            *(f"\n  z2 = com.microsoft.MultiHeadAttention<num_heads = {HEADS}, scale = 0.5>(q0, k0, v0, b)", OUT),
+        ),
+        {"domains": ', "com.microsoft" : 1'},
+    ),
 }
 
 
