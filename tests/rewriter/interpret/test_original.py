@@ -174,6 +174,12 @@ def test_factors_and_biases() -> None:
     np.testing.assert_array_equal(only.query.added, bias.reshape(HEADS, WIDTH))
 
 
+def test_nodes_that_are_alike_are_told_apart_by_their_constants() -> None:
+    scaled = QUERIES.replace("q0 =", "qm =").replace("v0 =", "vm =") + "\n  q0 = Mul(qm, two)\n  v0 = Mul(vm, half)"
+    only = one(attention(scaled, SPLIT, SCORES, JOIN, OUT))
+    assert (only.query.factor, only.key.factor, only.value.factor) == (2.0, 1.0, 0.5)
+
+
 def test_factors_of_values_are_in_their_weights() -> None:
     """Those of queries and keys are in the scale."""
     parts = QUERIES.replace("v0 =", "vm =") + "\n  vb = Add(vm, bias)\n  v0 = Mul(vb, two)", SPLIT, SCORES, JOIN, OUT
