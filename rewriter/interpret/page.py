@@ -122,7 +122,8 @@ def _recorded(index: HeadIndex, case: Case) -> tuple[dict[str, Array], dict[str,
     wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
     sublayers = {each.name: each for each in index.sublayers}
     patterns, activations = dict[str, Array](), dict[str, Array]()
-    for name, array in recorded(index, [case], {hook: known[hook] for hook in wanted if hook in known}):
+    (found,) = recorded(index, [case], {hook: known[hook] for hook in wanted if hook in known})
+    for name, array in found.items():
         sublayer, _, hook = name.rpartition(".")
         if hook == "hook_pattern":
             patterns[sublayer] = array[0]

@@ -75,18 +75,20 @@ def run_with_cache(
     given = cases_of(index.proto, inputs)
     hooks = hooks_of(index)
     wanted = matching((names,) if isinstance(names, str) else names, hooks, "hook", ", ".join([*hooks][:8]))
-    cache = dict(recorded(index, given.cases, {name: hook for name, hook in hooks.items() if name in wanted}))
     outputs = {name: Hook((name,), itemgetter(name)) for name in index.view.outputs}
-    return Cached(dict(recorded(index, given.cases, outputs)), cache, index, given.spelled)
+    cache, ends = recorded(index, given.cases, {name: hook for name, hook in hooks.items() if name in wanted}, outputs)
+    return Cached(ends, cache, index, given.spelled)
 
 
-def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, Array]]:
-    """Hook to the recorded array, as `case/hook` for several cases."""
-    tensors = [name for hook in hooks.values() for name in hook.tensors]
+def recorded(index: HeadIndex, cases: Sequence[Case], *groups: Mapping[str, Hook]) -> list[dict[str, Array]]:
+    """Of each group, hook to the recorded array, as `case/hook` for several cases."""
+    tensors = [name for hooks in groups for hook in hooks.values() for name in hook.tensors]
+    found = [dict[str, Array]() for _ in groups]
     for case in cases:
-        values = values_of(index, case, tensors)
-        for name, hook in hooks.items():
-            yield f"{case.name}/{name}" if len(cases) > 1 else name, hook.make(values)
+        values, prefix = values_of(index, case, tensors), f"{case.name}/" * (len(cases) > 1)
+        for made, hooks in zip(found, groups, strict=True):
+            made.update({f"{prefix}{name}": hook.make(values) for name, hook in hooks.items()})
+    return found
 
 
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import ModelError, UsageError, ablate, freeze, patch, rewrite, validate
+from rewriter import ModelError, UsageError, ablate, freeze, heads, patch, rewrite, run_with_cache, validate
 from tests.changes import nodes_of
 from tests.committed import ACTIVATIONS, FOLDER, VOCABULARY, in_float64
 from tests.conftest import slow
@@ -251,3 +251,13 @@ def test_weights_in_other_files_come_along(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("rewriter.files.load.MAX_FILE", path.stat().st_size)  # what the weights add is too much
     with pytest.raises(UsageError, match="a model in memory can have less than 2"):
         ablate(path, "blocks.0.attn.1")
+
+
+def test_an_index_is_changed_as_its_file_is() -> None:
+    path, here, there = FOLDER / "relu-decoder.onnx", fed("relu-decoder"), fed("relu-decoder", 1)
+    index, head, neuron = heads(path), "blocks.0.attn.1", "blocks.1.mlp_heads.3"
+    of_file, of_index = (patch(ablate(model, head), neuron, there) for model in (path, index))
+    wanted, found, without = (run_with_cache(each, here).outputs["logits"] for each in (of_file, of_index, index))
+    np.testing.assert_array_equal(found, wanted)
+    assert np.abs(found - without).max() > 1e-6
+    assert ablate(of_index, head).source is index.source
