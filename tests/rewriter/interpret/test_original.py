@@ -165,19 +165,13 @@ def test_one_key_head_for_all_queries() -> None:
 
 
 def test_factors_and_biases() -> None:
-    biased = QUERIES.replace("q0 =", "qm =") + "\n  qb = Add(bias, qm)\n  q0 = Mul(qb, two)"
-    model = attention(biased, SPLIT, SCORES, JOIN, OUT)
+    """Nodes that are alike but for their constants, as those of queries and values, are distinguished."""
+    biased = QUERIES.replace("q0 =", "qm =").replace("v0 =", "vm =") + "\n  qb = Add(bias, qm)\n  q0 = Mul(qb, two)"
+    model = attention(f"{biased}\n  vb = Add(bias, vm)\n  v0 = Mul(vb, half)", SPLIT, SCORES, JOIN, OUT)
     only = one(model)
-    assert only.scale == 1.0
-    assert only.query.factor == 2.0
+    assert (only.scale, only.query.factor, only.value.factor) == (1.0, 2.0, 0.5)
     (bias,) = (onnx.numpy_helper.to_array(each) for each in model.graph.initializer if each.name == "bias")
     np.testing.assert_array_equal(only.query.added, bias.reshape(HEADS, WIDTH))
-
-
-def test_nodes_that_are_alike_are_told_apart_by_their_constants() -> None:
-    scaled = QUERIES.replace("q0 =", "qm =").replace("v0 =", "vm =") + "\n  q0 = Mul(qm, two)\n  v0 = Mul(vm, half)"
-    only = one(attention(scaled, SPLIT, SCORES, JOIN, OUT))
-    assert (only.query.factor, only.key.factor, only.value.factor) == (2.0, 1.0, 0.5)
 
 
 def test_factors_of_values_are_in_their_weights() -> None:
