@@ -165,7 +165,7 @@ def heads(
         check_output(output, source=found.source, force=False)
         found.write(output)
     if page is not None and inputs is not None:
-        write_text(page, render_heads(rewriter.head_pictures(model, inputs, tokenizer=tokenizer, **logit or {})))
+        write_text(page, render_heads(rewriter.head_pictures(found, inputs, tokenizer=tokenizer, **logit or {})))
     facts = found.to_json()
     write_report(report, facts)
     lines = list(_head_rows(found, facts))
@@ -269,7 +269,7 @@ def attribute(
     from rewriter.report.report import plain_data
 
     lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
-    write_report(report, plain_data(facts))
+    write_report(report, plain_data(facts) if report else {})
     _echo(lines, report)
 
 

@@ -25,7 +25,7 @@ from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
-from rewriter.interpret.run import Hook, InputsOrText, cases_of, hooks_of, token_ids, values_in_float64
+from rewriter.interpret.run import GivenCases, Hook, InputsOrText, cases_of, hooks_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.trace import Norm
@@ -81,18 +81,22 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     effects = dict[str, Array]()
     for place, (stage, (before, after)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
         for name, step in stage.steps.items():
-            paths.update({f"{name}.{part}": array for part, array in step.constants(after).items()})
-            effects[name] = step.effects(after)
+            at, normed = linear.inside[name]
+            paths.update({f"{name}.{part}": array for part, array in step.constants(after, at, normed).items()})
+            effects[name] = (at * step.written).sum(axis=-1)
         if stage.between is not None:
             name = f"{next(iter(linear.stages[place - 1].steps))}.after.ln.b"
             paths[name] = np.asarray(stage.between.constant(before))
     paths["embed"] = (linear.gradients[0][0] * linear.start).sum(axis=-1)
     token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    written = Written(linear.stages, {"embed": linear.start}, by_head([token], neurons=True))
+    written = Written(linear.stages, {"embed": linear.start}, by_member)
     for name, given in written.along(len(linear.stages), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     capped = run.chain.logits != run.index.view.outputs[0]
     return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
+
+
+Inside = tuple[Array, Array]  # a gradient at what members write [T, members, K], and at the normalised stream [T, D]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,30 +109,20 @@ class Step:
     weight: Callable[[], Array]  # reads W_O, [members * K, D]: all weights in float64 may not fit into memory
     after: FrozenNorm | None = field(default=None, kw_only=True)  # the normalisation of the sublayer's output
 
-    def at_written(self, gradient: Array) -> Array:
-        """[T, members, K] of a gradient [T, D] at the stream with the sublayer's output."""
-        return np.asarray((self._at_output(gradient) @ self.weight().T).reshape(self.written.shape))
+    def through(self, gradient: Array) -> Inside:
+        """The gradients inside, of a gradient [T, D] at the stream with the sublayer's output."""
+        at = (self._at_output(gradient) @ self.weight().T).reshape(self.written.shape)
+        return at, np.zeros_like(gradient) if self.norm is None else self._at_norm(at)
 
     def _at_output(self, gradient: Array) -> Array:
         return gradient if self.after is None else self.after.back(gradient)
 
-    def effects(self, gradient: Array) -> Array:
-        """[T, members]: the contribution of each member's output, along `gradient` [T, D]."""
-        return np.asarray((self.at_written(gradient) * self.written).sum(axis=-1))
-
-    def constants(self, gradient: Array) -> dict[str, Array]:
-        """The contributions of constants along `gradient` [T, D]."""
-        at = self.at_written(gradient)
+    def constants(self, gradient: Array, at: Array, normed: Array) -> dict[str, Array]:
+        """The contributions of constants along `gradient` [T, D]; the others are those of `through`."""
         found = {"b_O": np.asarray((self._at_output(gradient) * self.bias).sum())}
         found |= {} if self.after is None else {"after.ln.b": np.asarray(self.after.constant(gradient))}
         found |= self._constants(at)
-        return found if self.norm is None else {**found, "ln.b": np.asarray(self.norm.constant(self._at_norm(at)))}
-
-    def back(self, gradient: Array) -> Array:
-        """[T, D] at the stream before it, through this sublayer."""
-        if self.norm is None:
-            return np.zeros_like(gradient)
-        return self.norm.back(self._at_norm(self.at_written(gradient)))
+        return found if self.norm is None else {**found, "ln.b": np.asarray(self.norm.constant(normed))}
 
     def _constants(self, at: Array) -> dict[str, Array]:
         raise NotImplementedError
@@ -213,7 +207,8 @@ class Written:
 
     stages: Sequence[FrozenStage]  # first to last; the `between` of a further one applies to what reads the last
     start: Mapping[str, Array]  # the beginning of the stream, [T, D] each
-    vectors: Callable[[str, Step, int], Array]  # the outputs of a sublayer's members at a token, [members, D]
+    # what a sublayer's members write at a token along rows [R, D], [members, R]
+    read: Callable[[str, Step, int, Array], Array]
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """(source, parts [members, R]) of all terms of the stream that stage `before` reads along rows [R, D]."""
@@ -225,7 +220,7 @@ class Written:
                 rows = between.back_at(token, rows)
             for name, step in earlier.items():
                 inner = rows if step.after is None else step.after.back_at(token, rows)
-                yield name, self.vectors(name, step, token) @ inner.T
+                yield name, self.read(name, step, token, inner)
                 yield f"{name}.b_O", (inner @ step.bias)[None]
                 if step.after is not None:
                     yield f"{name}.after.ln.b", (rows @ step.after.bias)[None]
@@ -233,18 +228,24 @@ class Written:
             yield name, (rows @ array[token])[None]
 
 
-def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, Step, int], Array]:
-    """The vectors of heads at some tokens; `neurons` are separate members, else a sublayer's neurons are one."""
+def by_member(_: str, step: Step, token: int, rows: Array) -> Array:
+    """What each head and neuron writes."""
+    at = (rows @ step.weight().T).reshape(len(rows), *step.written.shape[1:])
+    return np.asarray((at * step.written[token]).sum(axis=-1).T)
+
+
+def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int, Array], Array]:
+    """What heads write at some tokens, a sublayer's neurons as one."""
 
     @cache  # weights are read once
     def all_of(step: Step) -> Mapping[int, Array]:
         own = step.written[tokens].swapaxes(0, 1)
-        if isinstance(step, NeuronStep) and not neurons:
+        if isinstance(step, NeuronStep):
             own = own.transpose(2, 1, 0)
         made = own @ step.weight().reshape(len(own), own.shape[-1], -1)
         return dict(zip(tokens, made.swapaxes(0, 1), strict=True))
 
-    return lambda _, step, token: all_of(step)[token]
+    return lambda _, step, token, rows: np.asarray(all_of(step)[token] @ rows.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +257,7 @@ class Linear:
     stages: Sequence[FrozenStage]
     # of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs)
     gradients: Sequence[tuple[Array, Array]]
+    inside: Mapping[str, Inside]  # of each sublayer
     end: FrozenNorm
     read: Array  # [T, D], the logit's gradient at its result
     constants: Mapping[str, Array]
@@ -265,9 +267,8 @@ class Linear:
 class FrozenRun:
     """The first sequence of a run in float64."""
 
-    def __init__(self, model: Source, inputs: InputsOrText) -> None:
-        index = heads(model, wide=True)
-        self.index = index
+    def __init__(self, model: Source | HeadIndex, inputs: InputsOrText | GivenCases) -> None:
+        self.index = index = model.wide() if isinstance(model, HeadIndex) else heads(model, wide=True)
         self.given = cases_of(index.proto, inputs)
         self.case = self.given.only
         self.words = next(iter(self.given.spelled), ())
@@ -307,12 +308,12 @@ class FrozenRun:
     def beginning(self) -> dict[str, Array]:
         """The stream's first terms, [T, D] each: `embed` and, where more is added to tokens, `pos_embed`."""
         start = self.stream(self.chain.stages[0].before)
-        ids = token_ids(self.index.proto, self.case.feeds, len(start))
+        ids = self.given.token_ids(len(start))
         try:
-            table = self.index.value_of(embedding_table(self.index, self.chain.stages[0].before, start.shape[-1]))
+            table = embedding_table(self.index, self.chain.stages[0].before, start.shape[-1])
         except UsageError:  # there is only one term
             return {"embed": start}
-        embedded = start if ids is None else table[list(ids)].astype(start.dtype)
+        embedded = start if ids is None else self.index.value_of(table, [*ids])
         added = start - embedded
         return {"embed": embedded, "pos_embed": added} if added.any() else {"embed": start}
 
@@ -350,26 +351,30 @@ class FrozenRun:
             size = sizes[what]
             if not -size <= entry < size:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
-        direction, constants = np.zeros(made.shape[-1]), dict[str, Array]()
-        direction[logit] += 1.0
-        if minus is not None:
-            direction[minus] -= 1.0
-        value = float(made[position, logit] - (0.0 if minus is None else made[position, minus]))
-        if chain.unembedding is not None:
+        chosen, constants = [logit, logit if minus is None else minus], dict[str, Array]()
+        signs = np.array([1.0, 0.0 if minus is None else -1.0])
+        value = float(made[position, chosen] @ signs)
+        if chain.unembedding is None:
+            direction = np.zeros(made.shape[-1])
+            np.add.at(direction, chosen, signs)
+        else:
             affine = AffineMap(chain.unembedding, self.index.value_of)
-            constants["unembed.b"] = np.asarray(float(affine.bias() @ direction))
-            direction = affine.weight() @ direction * chain.factor
+            constants["unembed.b"] = np.asarray(float(affine.bias()[chosen] @ signs))
+            direction = affine.columns(chosen) @ signs * chain.factor
         start, end = self.stream(chain.stages[0].before), self.freeze(chain.norm, chain.stages[-1].after, self._output)
         token = (position if chain.token is None else chain.token) % len(start)
         read = np.zeros((len(start), len(direction)))
         read[token] = direction
         constants["final.ln.b"] = np.asarray(end.constant(read))
         after, stages, gradients = end.back(read), self.stages(len(chain.stages)), list[tuple[Array, Array]]()
+        inside = dict[str, Inside]()
         for stage in reversed(stages):
-            before = after + sum((step.back(after) for step in stage.steps.values()), np.zeros_like(after))
+            inside |= {name: step.through(after) for name, step in stage.steps.items()}
+            norms = ((name, step.norm) for name, step in stage.steps.items())
+            before = after + sum((norm.back(inside[name][1]) for name, norm in norms if norm), np.zeros_like(after))
             gradients.insert(0, (before, after))
             after = before if stage.between is None else stage.between.back(before)
-        return Linear(value, start, stages, gradients, end, read, constants, token)
+        return Linear(value, start, stages, gradients, inside, end, read, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must have been started."""

@@ -24,7 +24,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex
-from rewriter.interpret.run import InputsOrText, token_ids
+from rewriter.interpret.run import InputsOrText
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.why import ScoreTerms, Why, scores_of
 
@@ -204,7 +204,7 @@ def attribution_graph(
     kept, links, cumulative = prune(edges, kinds, _KEPT_NODES, _KEPT_EDGES)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
-    ids = token_ids(run.index.proto, run.case.feeds, length)
+    ids = run.given.token_ids(length)
     tokens = tuple(range(length)) if ids is None else ids
     shown = run.words or tuple(map(str, tokens))
     why = dict[int, Callable[[Sequence[str]], Why]]()
@@ -259,11 +259,7 @@ class Members:
 
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
     """Sublayer to its heads or neurons; adds nodes: the `most` with the largest effects have separate ones."""
-    gradients = {
-        name: (step, step.at_written(after))
-        for stage, (_, after) in zip(linear.stages, linear.gradients, strict=True)
-        for name, step in stage.steps.items()
-    }
+    gradients = {name: (step, linear.inside[name][0]) for stage in linear.stages for name, step in stage.steps.items()}
     sizes = np.concatenate([np.abs((at * step.written).sum(axis=-1)).reshape(-1) for step, at in gradients.values()])
     chosen = np.zeros(sizes.size, bool)
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
@@ -300,7 +296,7 @@ class _Edges:
         self._written = Written(
             linear.stages,
             {"embed": linear.start},
-            lambda name, _, token: members[name].vectors[members[name].at(token)],
+            lambda name, _, token, rows: members[name].vectors[members[name].at(token)] @ rows.T,
         )
         self._known = {("embed", token): token for token in range(len(linear.start))}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import translate
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -39,13 +39,14 @@ from rewriter.interpret.original import Attention, HeadColumns, find_attention, 
 from rewriter.interpret.stream import Chain, Embedding, chain_to, embedded, norm_apart, positions_of, without_bias_rows
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_before, noting
+from rewriter.proof.inputs.specs import Inputs
 from rewriter.text import quoted
 
 METADATA = "__metadata__"  # key of the description of the arrays, as JSON
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
 
 
-ValueOf = Callable[[str], Array]  # a constant tensor's name to its value
+ValueOf = Callable[..., Array]  # a constant tensor's name, and the index of a part of it if not all, to its value
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +71,11 @@ class AffineMap:
         scale = self.value_of(self.norm.scale).reshape(-1, 1) if self.norm is not None and self.norm.scale else None
         return self._plain() if scale is None else scale * self._plain()
 
+    def columns(self, chosen: Sequence[int]) -> Array:
+        """Some columns of W, [in, chosen], without a folded normalisation; only these are widened."""
+        places = np.asarray(chosen) % self.projection.out_features + self.projection.start
+        return self._laid_out((..., places, slice(None)) if self.projection.transposed else (..., places))
+
     def bias(self) -> Array:
         """b, [out]."""
         biases = self.projection.biases
@@ -83,9 +89,12 @@ class AffineMap:
         return total
 
     def _plain(self) -> Array:
-        held = self.value_of(self.projection.weight)
+        return self._laid_out(...)[:, self.projection.start : self.projection.stop]
+
+    def _laid_out(self, part: Any) -> Array:
+        held = self.value_of(self.projection.weight, part)
         held = held.reshape(held.shape[-2:])
-        return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
+        return held.T if self.projection.transposed else held
 
 
 def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
@@ -107,6 +116,7 @@ class HeadIndex(Mapping[str, Array]):
     tensors: Mapping[str, HeadTensor]
     value_of: ValueOf  # reads constants of the graph; raises LostError
     folded: Callable[[str], Norm | None]
+    wide: Callable[[], HeadIndex]  # the same in float64, without folding
     stream: tuple[int, int] | None = None  # in form `whole`: the stream's bias tokens, and its tokens at the most
 
     def __getitem__(self, name: str) -> Array:
@@ -124,6 +134,11 @@ class HeadIndex(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What the model's inputs are. Raises UsageError."""
+        return Inputs(self.proto)
 
     @property
     def attention(self) -> tuple[Named, ...]:
@@ -195,19 +210,22 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         for place, node in enumerate(each.nodes)
         if may_attend(node) and place not in plan.recognised.nodes(each)
     ]
-    builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
     named = named_sublayers(view, attention, neurons)
-    tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
-    kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
-    for output in plan.model.graph.output:
-        with suppress(UsageError, LostError, *UNFIT):
-            tensors |= dict(builder.ends(chain_to(view, kept, output.name)))
-            break
     notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
-    missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
-    return HeadIndex(
-        kept, missed, source, plan.model, runs, view, tensors, builder.value, builder.folded, plan.recognised.stream
-    )
+
+    def made(*, fold_ln: bool = False, wide: bool = True) -> HeadIndex:
+        builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
+        tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
+        kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
+        for output in plan.model.graph.output:
+            with suppress(UsageError, LostError, *UNFIT):
+                tensors |= dict(builder.ends(chain_to(view, kept, output.name)))
+                break
+        missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
+        shared = source, plan.model, runs, view, tensors, builder.value, builder.folded, made, plan.recognised.stream
+        return HeadIndex(kept, missed, *shared)
+
+    return made(fold_ln=fold_ln, wide=wide)
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
@@ -370,12 +388,13 @@ class _Builder:
     def folded(self, data: str) -> Norm | None:
         return norm_apart(self._view, self._constants, data) if self._fold else None
 
-    def value(self, name: str) -> Array:
-        """A constant; float16 and bfloat16 as float32, everything as float64 if `wide`."""
-        return packed_matrix(self._packed[name], self._float) if name in self._packed else self._float(name)
+    def value(self, name: str, part: Any = ...) -> Array:
+        """A constant, or a part of it; float16 and bfloat16 as float32, everything as float64 if `wide`."""
+        packed = self._packed.get(name)
+        return self._float(name, part) if packed is None else packed_matrix(packed, self._float)[part]
 
-    def _float(self, name: str) -> Array:
-        value = self._values.of(name, wide=self._wide)
+    def _float(self, name: str, part: Any = ...) -> Array:
+        value: Array = self._values.of(name, wide=self._wide)[part]
         if value.dtype.kind in "iub":
             return value
         return value.astype(np.result_type(value.dtype, np.float64 if self._wide else np.float32), copy=False)

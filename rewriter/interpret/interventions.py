@@ -37,9 +37,10 @@ MARK = "attnonly.intervention"  # metadata key of added nodes; the value is the 
 Places = Sequence[tuple[str, Array]]  # changed tensors, with the replaced entries: booleans that broadcast
 
 
-def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrText | None = None) -> Any:
+def ablate(model: Source | HeadIndex, names: Names, how: str = "zero", *, inputs: InputsOrText | None = None) -> Any:
     """The model without the outputs of some heads, by names or globs; for a path it is an onnx.ModelProto.
 
+    The result of `heads` gives one that `run_with_cache` runs: it has no copy of the weights, and is not indexed again.
     Outputs are set to `zero`, or to their `mean` over all tokens of all `inputs`: an npz file, arrays by input name, or
     a list of those. Errors are those of `run_with_cache`; a model of 2 GiB or more is a UsageError too.
     """
@@ -51,19 +52,19 @@ def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrTe
     places = list(_outputs(index, names))
     tensors = [tensor for tensor, _ in places]
     values = dict.fromkeys(tensors, np.zeros(())) if inputs is None else _means(index, tensors, inputs)
-    return like(model, replaced(index, proto, places, values))
+    return _like(model, replaced(index, proto, places, values))
 
 
-def patch(model: Source, names: Names, inputs: InputsOrText) -> Any:
+def patch(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any:
     """The model in which some heads write their outputs on `inputs`, which are one case; the rest is as in `ablate`.
 
     The result runs on as many sequences and tokens as `inputs` have; one sequence broadcasts to any number.
     """
     index, proto = _opened(model)
-    return like(model, _recorded(index, proto, list(_outputs(index, names)), inputs))
+    return _like(model, _recorded(index, proto, list(_outputs(index, names)), inputs))
 
 
-def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
+def freeze(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any:
     """The model in which original heads, not neurons, have their patterns on `inputs`; the rest is as in `patch`."""
     index, proto = _opened(model)
     places = []
@@ -74,11 +75,17 @@ def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
         where = np.zeros((own.heads, 1, 1), np.bool_)
         where[numbers] = True
         places.append((own.pattern, where))
-    return like(model, _recorded(index, proto, places, inputs))
+    return _like(model, _recorded(index, proto, places, inputs))
 
 
-def _opened(model: Source) -> tuple[HeadIndex, onnx.ModelProto]:
+def _like(model: Source | HeadIndex, proto: onnx.ModelProto) -> Any:
+    return replace(model, runs=proto) if isinstance(model, HeadIndex) else like(model, proto)
+
+
+def _opened(model: Source | HeadIndex) -> tuple[HeadIndex, onnx.ModelProto]:
     """(the heads of the model without interventions, the model with earlier ones)."""
+    if isinstance(model, HeadIndex):
+        return replace(model, runs=unedited(model.runs)), deepcopy(model.runs)
     source = load_model(model, mapped=True)
     if any(_mark(node) for node in source.proto.graph.node):
         proto = self_contained(source)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,13 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import tokens_as_text
 from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution_of, by_head
-from rewriter.interpret.index import HeadIndex, heads
+from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
-from rewriter.interpret.run import InputsOrText, Text, cases_of, hooks_of, recorded, token_ids
+from rewriter.interpret.run import InputsOrText, Text, cases_of, hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.why import ScoreTerms, Why, listed, scores_of
+from rewriter.proof.inputs.cases import Case
 
 MAX_TOKENS = 64  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES = 2**18  # of all original heads
@@ -34,7 +34,7 @@ _LISTED_TOKENS = 8  # at either end of what a head reads or writes
 
 
 def head_pictures(
-    model: Source,
+    model: Source | HeadIndex,
     inputs: InputsOrText,
     *,
     logit: int | None = None,
@@ -45,22 +45,25 @@ def head_pictures(
 ) -> dict[str, Any]:
     """JSON-ready data for a page of heads on one sequence: arguments and errors are those of `attribute`.
 
-    Without a `logit` nothing is attributed. A `tokenizer.json` gives tokens as text; `most` neurons are shown.
+    The model may be the result of `heads`. Without a `logit` nothing is attributed. A `tokenizer.json` gives tokens as
+    text; `most` neurons are shown.
     """
     if most < 0:
         raise UsageError(f"there cannot be {most} neurons")
     told = tokens_as_text(tokenizer)
     if tokenizer is not None and not isinstance(inputs, Text):
         inputs = Text((), tokenizer, inputs)
-    index = heads(model)
+    index = indexed(model)
     if not index.sublayers:
         raise UsageError("no heads were found: there is nothing to show")
-    patterns, activations, ids = _recorded(index, inputs)
+    given = cases_of(index.proto, inputs)
+    patterns, activations = _recorded(index, given.only)
     tokens = max(len(each) for each in activations.values())
+    ids = given.token_ids(tokens)
     last = min(tokens, MAX_TOKENS)
     effects, shown_logit = dict[str, Array](), None
     if logit is not None:
-        run = FrozenRun(model, inputs)
+        run = FrozenRun(index, given)
         scores = scores_of(run)
         linear = run.linear(logit, minus, position, {tensor for each in scores.values() for tensor in each.needed})
         found = attribution_of(run, linear, ())
@@ -94,7 +97,7 @@ def head_pictures(
             }
             rows.append(row)
     return {
-        "model": Path(model).name if isinstance(model, str | os.PathLike) else "model in memory",
+        "model": "model in memory" if index.source.path is None else index.source.path.name,
         "tokens": [{"place": at, "text": f"#{at}" if ids is None else told(ids[at])} for at in window],
         "logit": shown_logit,
         "sublayers": [
@@ -113,23 +116,21 @@ def head_pictures(
     }
 
 
-def _recorded(
-    index: HeadIndex, inputs: InputsOrText
-) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...] | None]:
-    """(patterns [heads, dest, src] or [tokens, heads, 1 + m], activations [tokens, members], token ids)."""
-    known, case = hooks_of(index), cases_of(index.proto, inputs).only
+def _recorded(index: HeadIndex, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """(patterns [heads, dest, src] or [tokens, heads, 1 + m], activations [tokens, members])."""
+    known = hooks_of(index)
     wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
     sublayers = {each.name: each for each in index.sublayers}
     patterns, activations = dict[str, Array](), dict[str, Array]()
-    for name, array in recorded(index, [case], {hook: known[hook] for hook in wanted if hook in known}):
+    (found,) = recorded(index, [case], {hook: known[hook] for hook in wanted if hook in known})
+    for name, array in found.items():
         sublayer, _, hook = name.rpartition(".")
         if hook == "hook_pattern":
             patterns[sublayer] = array[0]
         else:
             rows = index[f"{sublayer}.W_O"]
             activations[sublayer] = _activations(sublayers[sublayer], array[0].astype(np.float64), rows)
-    tokens = max(len(each) for each in activations.values())
-    return patterns, activations, token_ids(index.proto, case.feeds, tokens)
+    return patterns, activations
 
 
 def _activations(named: Named, z: Array, rows: Array) -> Array:

@@ -25,10 +25,11 @@ from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, 
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.specs import Inputs, Role
+from rewriter.proof.inputs.specs import Role
 
 KINDS = "QKV"  # read by queries, keys, values
-_MAX_PRODUCT_ENTRIES = 2**23  # of a product in memory
+_MAX_PRODUCT_ENTRIES = 2**20  # of a product, which the processor's cache then holds
+_MAX_READ_ENTRIES = 2**27  # of readers in memory: writers are computed once for all of these
 _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 
 
@@ -127,8 +128,16 @@ class Best:
     def add(self, rows: Array, scores: Array, columns: Array) -> None:
         """Take the largest entries of a block `scores` [R, C] of the whole matrix; no row occurs twice."""
         k = self.scores.shape[1]
-        wide = np.concatenate([self.scores[rows], scores], axis=1)
-        places = np.concatenate([self.places[rows], np.where(scores > 0.0, columns, -1)], axis=1)
+        larger = np.flatnonzero(scores > self.scores[rows, -1:])  # than the smallest that is kept: few
+        if not larger.size:
+            return
+        row, column = np.divmod(larger, scores.shape[1])
+        starts = np.searchsorted(row, np.arange(len(rows) + 1))
+        at = k + np.arange(len(row)) - starts[row]
+        wide = np.zeros((len(rows), k + int(np.diff(starts).max())), scores.dtype)
+        places = np.full(wide.shape, -1)
+        wide[:, :k], places[:, :k] = self.scores[rows], self.places[rows]
+        wide[row, at], places[row, at] = scores[row, column], columns[column]
         best = np.argpartition(wide, -k, axis=1)[:, -k:]
         wide, places = (np.take_along_axis(each, best, axis=1) for each in (wide, places))
         order = np.argsort(-wide, axis=1, kind="stable")
@@ -203,20 +212,17 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     dtype = np.dtype(np.float64 if any(each.dtype == np.float64 for each in outputs) else np.float32)
     kept = min(top, max(len(names), 1))
     reads = {kind: Best(len(names), kept, dtype) for kind in KINDS}
-    for reader, writers in pairs(index):
-        ours = reader.make()
+    for reader, ours, writer, theirs in _factors(index):
         own = places[reader.named.members[0]] + np.arange(len(ours))
-        for writer in writers:
-            theirs = writer.make()
-            if theirs.shape[-1] != ours.shape[-1]:
-                what = f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes"
-                raise ModelError(f"{what} {theirs.shape[-1]}: they cannot be compared")
-            others = places[writer.named.members[0]] + np.arange(len(theirs))
-            step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
-            for start in range(0, len(ours), step):
-                block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
-                for kind in reader.kinds:
-                    reads[kind].add(at, block, others)
+        if theirs.shape[-1] != ours.shape[-1]:
+            what = f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes"
+            raise ModelError(f"{what} {theirs.shape[-1]}: they cannot be compared")
+        others = places[writer.named.members[0]] + np.arange(len(theirs))
+        step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
+        for start in range(0, len(ours), step):
+            block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
+            for kind in reader.kinds:
+                reads[kind].add(at, block, others)
     width = next((each.shape[-1] for each in outputs), 1)
     return Compositions(tuple(names), reads, float(width**-0.5))
 
@@ -232,14 +238,30 @@ def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
                 yield reader, order
 
 
+def _factors(index: HeadIndex) -> Iterator[tuple[HeadSide, Array, HeadSide, Array]]:
+    """All pairs, each with the factors of the reader and of the writer."""
+    waiting, following = list[tuple[HeadSide, Array, list[HeadSide]]](), [*pairs(index)]
+    while following:
+        reader, writers = following.pop(0)
+        waiting.append((reader, reader.make(), writers))
+        if following and sum(ours.size for _, ours, _ in waiting) < _MAX_READ_ENTRIES:
+            continue
+        for writer in dict.fromkeys(each for *_, writers in waiting for each in writers):
+            theirs = writer.make()
+            yield from ((reader, ours, writer, theirs) for reader, ours, own in waiting if writer in own)
+        waiting = []
+
+
 def block_scores(ours: Array, theirs: Array) -> Array:
     """Norms of all products of factors [a, r, d] and [b, s, d], [a, b]."""
     (a, r, d), (b, s, _) = ours.shape, theirs.shape
+    if s > r:  # sums over rows are faster than sums inside them
+        return block_scores(theirs, ours).T
     product = ours.reshape(a * r, d) @ theirs.reshape(b * s, d).T
     if r == s == 1:
         return np.asarray(np.abs(product, out=product))
     np.square(product, out=product)
-    return np.asarray(np.sqrt(product.reshape(a * r, b, s).sum(axis=2).reshape(a, r, b).sum(axis=1)))
+    return np.asarray(np.sqrt(product.reshape(a, r, b * s).sum(axis=1).reshape(a, b, s).sum(axis=2)))
 
 
 # -- tokens --------------------------------------------------------------------------------------------------------
@@ -372,7 +394,7 @@ def _largest(scores: Array, top: int) -> Ranked:
 def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
     """The constant [tokens, width] read at token ids to begin the stream of `tensor`. Raises UsageError for none."""
     view, found = index.view, set[str]()
-    specs = Inputs(index.proto).specs
+    specs = index.inputs.specs
     ids = {name for name in specs if specs[name].role in (Role.IDS, Role.INTEGERS)}
     for part in view.back(tensor, STREAM):
         node = view.made_by(part)

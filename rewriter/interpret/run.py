@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -25,19 +25,19 @@ from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.graph.constants import Constants
-from rewriter.graph.extract import extract, upstream
+from rewriter.graph.extract import extract, split, upstream
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.cases import Case, Maker, load_cases
-from rewriter.proof.inputs.specs import Role
+from rewriter.proof.inputs.specs import InputSpec, Role
 from rewriter.proof.run import Side, fed, open_model, open_reference
 from rewriter.proof.settings import Inputs, as_given
 from rewriter.text import quoted
 
 Values = Mapping[str, Array]
-_TENSORS_AT_ONCE = 16  # evaluated in float64
+_BYTES_AT_ONCE = 2**30  # of weights, evaluated in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,18 +75,20 @@ def run_with_cache(
     given = cases_of(index.proto, inputs)
     hooks = hooks_of(index)
     wanted = matching((names,) if isinstance(names, str) else names, hooks, "hook", ", ".join([*hooks][:8]))
-    cache = dict(recorded(index, given.cases, {name: hook for name, hook in hooks.items() if name in wanted}))
     outputs = {name: Hook((name,), itemgetter(name)) for name in index.view.outputs}
-    return Cached(dict(recorded(index, given.cases, outputs)), cache, index, given.spelled)
+    cache, ends = recorded(index, given.cases, {name: hook for name, hook in hooks.items() if name in wanted}, outputs)
+    return Cached(ends, cache, index, given.spelled)
 
 
-def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, Array]]:
-    """Hook to the recorded array, as `case/hook` for several cases."""
-    tensors = [name for hook in hooks.values() for name in hook.tensors]
+def recorded(index: HeadIndex, cases: Sequence[Case], *groups: Mapping[str, Hook]) -> list[dict[str, Array]]:
+    """Of each group, hook to the recorded array, as `case/hook` for several cases."""
+    tensors = [name for hooks in groups for hook in hooks.values() for name in hook.tensors]
+    found = [dict[str, Array]() for _ in groups]
     for case in cases:
-        values = values_of(index, case, tensors)
-        for name, hook in hooks.items():
-            yield f"{case.name}/{name}" if len(cases) > 1 else name, hook.make(values)
+        values, prefix = values_of(index, case, tensors), f"{case.name}/" * (len(cases) > 1)
+        for made, hooks in zip(found, groups, strict=True):
+            made.update({f"{prefix}{name}": hook.make(values) for name, hook in hooks.items()})
+    return found
 
 
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -102,14 +104,10 @@ def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, A
 
 def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
     """Values of tensors, the model evaluated in float64. Raises ValidationError if an operator has no such form."""
-    view, found = index.view, dict(case.feeds)
-    wanted = sorted((name for name in names if name not in found), key=lambda name: view.producer.get(name, -1))
+    found = dict(case.feeds)
     try:
-        for start in range(0, len(wanted), _TENSORS_AT_ONCE):
-            # Part by part: all weights in float64 may not fit into memory.
-            part = upstream(view, frozenset(found), wanted[start : start + _TENSORS_AT_ONCE])
-            proto = extract(index.proto, view, part)
-            found |= open_reference(replace(index.source, proto=proto))(found)
+        for part in split(index.view, names, _BYTES_AT_ONCE):
+            found |= open_reference(replace(index.source, proto=extract(index.proto, index.view, part)))(found)
     except Unsupported as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
     return {name: np.asarray(found[name]) for name in names}
@@ -247,6 +245,11 @@ class GivenCases:
     spelled: tuple[tuple[str, ...], ...] = ()
     texts: tuple[str, ...] = ()
     tokenizer: Any = None
+    ids: Callable[[], Sequence[tuple[int, ...]]] = tuple  # of the only case, of the first sequence in each such input
+
+    def token_ids(self, length: int) -> tuple[int, ...] | None:
+        """The token ids of the first sequence; None where no input has ids for that many tokens."""
+        return next((ids for ids in self.ids() if len(ids) == length), None)
 
     @property
     def only(self) -> Case:
@@ -261,17 +264,21 @@ class GivenCases:
         return spelling(self.tokenizer, number) if number < known <= count else ""
 
 
-def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
+def cases_of(model: onnx.ModelProto, inputs: InputsOrText | GivenCases) -> GivenCases:
     """The cases of given inputs. Raises UsageError where they, or the tokenizer, do not fit the model."""
+    if isinstance(inputs, GivenCases):
+        return inputs
     if not isinstance(inputs, Text):
-        return GivenCases(load_cases(as_given(inputs), model))
+        cases = load_cases(as_given(inputs), model)
+        return GivenCases(cases, ids=cache(lambda: [*_ids(Maker(model).specs, cases[0].feeds)]))
     if inputs.arrays is None:
         return _tokenized(model, inputs)
     cases, opened = load_cases(as_given(inputs.arrays), model), open_tokenizer(inputs.tokenizer)
-    every = [next(iter(_ids(model, case.feeds)), ()) for case in cases]
+    specs = Maker(model).specs
+    every = [next(iter(_ids(specs, case.feeds)), ()) for case in cases]
     known = all(opened.id_to_token(number) is not None for ids in every for number in ids)
     spellings = tuple(tuple(spelling(opened, number) for number in ids) for ids in every) if known else ()
-    return GivenCases(cases, spellings, tokenizer=opened)
+    return GivenCases(cases, spellings, tokenizer=opened, ids=lambda: [*_ids(specs, cases[0].feeds)])
 
 
 def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
@@ -310,17 +317,13 @@ def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
         cases.append(Case(str(number), feeds))
         with refusing(f"the tokenizer cannot decode {quoted(text)}"):
             spellings.append(tuple(spelling(tokenizer, each) for each in ids))
-    return GivenCases(tuple(cases), tuple(spellings), texts, tokenizer)
+    ids = [*_ids(maker.specs, cases[0].feeds)]
+    return GivenCases(tuple(cases), tuple(spellings), texts, tokenizer, lambda: ids)
 
 
-def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
-    """The token ids of the first sequence; None where no input has ids for that many tokens."""
-    return next((ids for ids in _ids(model, feeds) if len(ids) == length), None)
-
-
-def _ids(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Iterator[tuple[int, ...]]:
+def _ids(specs: Sequence[InputSpec], feeds: Mapping[str, Array]) -> Iterator[tuple[int, ...]]:
     """The token ids of the first sequence in each input that has ids."""
-    for spec in Maker(model).specs:
+    for spec in specs:
         array = feeds.get(spec.name)
         if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.size:
             yield tuple(int(number) for number in array.reshape(-1, array.shape[-1])[0])

@@ -37,6 +37,7 @@ _MAX_DEPTH = 64  # of a chain of nodes
 _CASES = (2, 3, 7), (3, 5, 11)  # batch, tokens, past; a batch of 1 would look like a broadcast axis
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
 _MAX_FACTOR = 2**12  # entries of a tensor that may be a factor
+_MAX_TABLE = 2**24  # entries of a table that is read: those of larger ones, as of embeddings, count as 0
 
 _ROWS = ("Gather", "GatherND")  # operators that take rows of a table
 _MOVES = REARRANGED | PARTS | {"Expand", "Tile"}
@@ -81,6 +82,8 @@ class _Small(Evaluator):
     ) -> None:
         """`given`: entries that replace those of some tensors."""
         super().__init__(program, Floats(), feeds, replaced={name: Value(each) for name, each in given.items()})
+        tables = [each for each in program.graph.initializer if prod(each.dims) > _MAX_TABLE and each.data_type == 1]
+        self.environment.update({each.name: Value(np.broadcast_to(0.0, each.dims)) for each in tables})
         self.decided |= feeds.keys()
         self.shapes: dict[str, Shape] = {name: array.shape for name, array in feeds.items()}
         self.values: dict[str, Any] = dict(feeds)  # of small tensors
@@ -178,13 +181,14 @@ class Tracer:
             if each is not None and self.widths.get(name):
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
-        self._case = cache(self._evaluated)
+        self._case, self._maker = cache(self._evaluated), cache(lambda: Maker(self._source.proto))
+        self._alike: dict[tuple[Any, ...], Array] = {}  # values by the nodes that compute them, in any layer
 
     def _evaluated(self, number: int) -> _Small:
         """The whole graph in a small case."""
         feeds, (batch, tokens, past) = dict[str, Array](), _CASES[number]
         try:
-            maker = Maker(self._source.proto)
+            maker = self._maker()
             feeds |= maker.case((batch, tokens, past if maker.cached else 0)).feeds
         except UsageError:  # inputs cannot be generated
             sizes = dict[str, int]()
@@ -274,17 +278,43 @@ class Tracer:
         known = {name: each for name, each in case.values.items() if name not in path}
         ends = {source for source in probes[0] if source != tensor} | known.keys() | self.widths.keys() - {tensor}
         part = upstream(self._light, frozenset(ends), [tensor])
-        program = self._program(part)
-        for probe in probes:
+        program = cache(self._program)
+        for number, probe in enumerate(probes):
             if tensor in probe:
                 yield probe[tensor]
                 continue
             made = {name: known[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
-            found = self._run(program, {name: each for name, each in made.items() if name not in probe}, probe)
-            if tensor in found.lost:
-                raise found.lost[tensor]
-            value = found.environment[tensor]
-            yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
+            feeds = {name: each for name, each in made.items() if name not in probe}
+            key = number, *self._structure(part, feeds, probe)
+            if key not in self._alike:
+                found = self._run(program(part), feeds, probe)
+                if tensor in found.lost:
+                    raise found.lost[tensor]
+                value = found.environment[tensor]
+                self._alike[key] = np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
+            yield self._alike[key]
+
+    def _structure(self, part: Cut, feeds: Mapping[str, Array], probe: Mapping[str, Array]) -> Iterator[Any]:
+        """What the result of a part depends on: its nodes and constants, with numbers as names."""
+        numbers = dict[str, int]()
+        for node in (self._light.nodes[place] for place in part.nodes):
+            waves = [self.is_wave(name) for name in node.output]
+            names = [numbers.setdefault(name, len(numbers)) for name in (*node.input, "/", *node.output)]
+            yield node.op_type, node.domain, *names, *waves, *(each.SerializeToString() for each in node.attribute)
+        for name, number in numbers.items():
+            if name in probe:
+                yield number, probe[name].shape
+            elif name in feeds:
+                held = feeds[name]
+                uniform = held.size and not any(held.strides)
+                yield number, held.dtype.str, held.shape, held.flat[:1].tobytes() if uniform else held.tobytes()
+            elif name in self.view.initializers:
+                held = self.view.initializers[name]
+                external = held.data_location == onnx.TensorProto.EXTERNAL
+                yield (
+                    number,
+                    name if external else (held.data_type, *held.dims, onnx.numpy_helper.to_array(held).tobytes()),
+                )
 
     def norm(self, tensor: str) -> Norm | None:
         """The normalisation whose output a tensor is."""

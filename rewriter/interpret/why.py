@@ -19,7 +19,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head, by_member
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import InputsOrText
@@ -92,7 +92,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         t = _at(query, scores.pattern.shape[1])
         key = int(scores.pattern[number, t].argmax()) if key is None else key
         s = key = _at(key, scores.pattern.shape[2 if own.cross else 1])  # a cache may have places without tokens
-        written = _written(run, place, sorted({t, t if own.cross else s}))
+        written = _written(run, place, by_head(sorted({t, t if own.cross else s})))
         asked, told = (scores.side(written, side, token, [number]) for side, token in (("Q", t), ("K", s)))
         total, product = scores.at(number, t, s)
     elif key is not None:
@@ -102,7 +102,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         run.start(place + 1, reads.needed)
         values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
         t, column = _at(query, len(values)), slice(number, number + 1)
-        written, weight = _written(run, place, [t], neurons=True), affine.weight()[:, column]
+        written, weight = _written(run, place, by_member), affine.columns([number])
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
@@ -119,9 +119,8 @@ def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
     }
 
 
-def _written(run: FrozenRun, place: int, tokens: Sequence[int], *, neurons: bool = False) -> Written:
-    stages = [*run.stages(place), FrozenStage({}, run.between(place))]
-    return Written(stages, run.beginning, by_head(tokens, neurons=neurons))
+def _written(run: FrozenRun, place: int, read: Any) -> Written:
+    return Written([*run.stages(place), FrozenStage({}, run.between(place))], run.beginning, read)
 
 
 class Reads:

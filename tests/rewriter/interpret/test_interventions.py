@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import ModelError, UsageError, ablate, freeze, patch, rewrite, validate
+from rewriter import ModelError, UsageError, ablate, freeze, heads, patch, rewrite, run_with_cache, validate
 from tests.changes import nodes_of
 from tests.committed import ACTIVATIONS, FOLDER, VOCABULARY, in_float64
 from tests.conftest import slow
@@ -232,22 +232,28 @@ def test_several_cases_are_for_means_only(tmp_path: Path) -> None:
 
 def test_marks_that_do_not_fit() -> None:
     model = ablate(FOLDER / "silu-decoder.onnx", "blocks.1.attn.0")
-    for node in model.graph.node:
-        for entry in node.metadata_props:
-            if entry.key == "attnonly.intervention":
-                entry.value = "elsewhere"
+    every = (entry for node in model.graph.node for entry in node.metadata_props)
+    for entry in (each for each in every if each.key == "attnonly.intervention"):
+        entry.value = "elsewhere"
     with pytest.raises(ModelError, match="marked as interventions at 'elsewhere'"):
         ablate(model, "blocks.0.attn.0")
 
 
 def test_weights_in_other_files_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stem, path = "relu-decoder", tmp_path / "model.onnx"
-    feeds = given(stem)
-    wanted = ran(ablate(FOLDER / f"{stem}.onnx", "blocks.0.attn.1"), feeds)
-    onnx.save(onnx.load(FOLDER / f"{stem}.onnx"), path, save_as_external_data=True, size_threshold=0)
+    file, path, feeds = FOLDER / "relu-decoder.onnx", tmp_path / "model.onnx", given("relu-decoder")
+    wanted = ran(ablate(file, "blocks.0.attn.1"), feeds)
+    onnx.save(onnx.load(file), path, save_as_external_data=True, size_threshold=0)
     made = ablate(path, "blocks.0.attn.1")
     assert not any(tensor.external_data for tensor in made.graph.initializer)
     close(ran(made, feeds), wanted)
     monkeypatch.setattr("rewriter.files.load.MAX_FILE", path.stat().st_size)  # what the weights add is too much
     with pytest.raises(UsageError, match="a model in memory can have less than 2"):
         ablate(path, "blocks.0.attn.1")
+
+
+def test_an_index_is_changed_as_its_file_is() -> None:
+    path, there, names = FOLDER / "relu-decoder.onnx", fed("relu-decoder", 1), ("blocks.0.attn.1", "*.mlp_heads.3")
+    models = [index := heads(path), *(patch(ablate(model, names[0]), names[1], there) for model in (path, index))]
+    without, wanted, found = (run_with_cache(each, fed("relu-decoder")).outputs["logits"] for each in models)
+    assert (found == wanted).all()
+    assert np.abs(found - without).max() > 1e-6

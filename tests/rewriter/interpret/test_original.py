@@ -172,11 +172,11 @@ def test_one_key_head_for_all_queries() -> None:
 
 
 def test_factors_and_biases() -> None:
-    biased = QUERIES.replace("q0 =", "qm =") + "\n  qb = Add(bias, qm)\n  q0 = Mul(qb, two)"
-    model = attention(biased, SPLIT, SCORES, JOIN, OUT)
+    """Nodes that are alike but for their constants, as those of queries and values, are distinguished."""
+    biased = QUERIES.replace("q0 =", "qm =").replace("v0 =", "vm =") + "\n  qb = Add(bias, qm)\n  q0 = Mul(qb, two)"
+    model = attention(f"{biased}\n  vb = Add(bias, vm)\n  v0 = Mul(vb, half)", SPLIT, SCORES, JOIN, OUT)
     only = one(model)
-    assert only.scale == 1.0
-    assert only.query.factor == 2.0
+    assert (only.scale, only.query.factor, only.value.factor) == (1.0, 2.0, 0.5)
     (bias,) = (onnx.numpy_helper.to_array(each) for each in model.graph.initializer if each.name == "bias")
     np.testing.assert_array_equal(only.query.added, bias.reshape(HEADS, WIDTH))
 
