@@ -1,0 +1,116 @@
+"""The networks that docs/notebooks builds again in torch, and the scores of their nodes."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from models.export import export_model
+from models.genai import FAMILIES, genai_entry
+from models.registry import get
+from models.training.questions import indirect_object
+from rewriter import run_with_cache
+from rewriter.errors import UsageError
+from rewriter.files.tokenizer import open_tokenizer
+from tests.committed import FOLDER
+
+torch = pytest.importorskip("torch")
+circuits = pytest.importorskip("docs.notebooks.circuits", reason="needs the extra text")
+TOKENIZER = FOLDER / "trained" / "questions-tokenizer.json"
+SHAPES = ("llama", "qwen3", "gemma3", "olmo2", "pythia", "bloom")
+"""Rotary and grouped; queries and keys normalised by head, or all heads at once; rotated in part; not rotated."""
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def made(name: str) -> Any:
+        entry, path = genai_entry(name) if name in FAMILIES else get(name), tmp_path_factory.mktemp(name) / "m.onnx"
+        export_model(replace(entry, sizes={"tiny": {**entry.sizes["tiny"], "vocab_size": 256}}), path, size="tiny")
+        return circuits.Subject(path, open_tokenizer(TOKENIZER))
+
+    return made
+
+
+def prompts(subject: Any) -> Any:
+    return subject.prompts(indirect_object, 3, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_network_is_the_file(name: str, subject_of: Any) -> None:
+    subject = subject_of(name)
+    batch = prompts(subject)
+    assert subject.off(batch) < 1e-5
+    assert circuits.scores(subject, batch, 0)[1] < 1e-4, "its scores are not those of attribute"
+    away = torch.rand(12, subject.nodes, generator=torch.Generator().manual_seed(0)) < 0.4
+    away[6:] &= torch.arange(subject.nodes) > torch.arange(6)[:, None] * subject.nodes // 6
+    other = subject.replica.run(batch.changed)[1]
+    for row, short in zip(away, subject.patched(batch, away), strict=True):  # what does not change is not run again
+        change = lambda each, own, row=row: torch.where(row[subject.owner[each]], other[each], own)  # noqa: E731
+        plain = subject.metric(batch, subject.replica.run(batch.start, change=change)[0]).mean()
+        assert float(short) == pytest.approx(float(plain), abs=1e-5)
+
+
+@pytest.mark.parametrize("what", ["a wrong sign", "a shifted head", "the pattern of another text"])
+@pytest.mark.parametrize("name", ["qwen3", "bloom"])
+def test_what_is_wrong_is_noticed(what: str, name: str, subject_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of(name)
+    own, batch = subject.replica.stages[0][0], prompts(subject)
+    weights, positions = dict(own.weights), own.positions
+    if what == "a wrong sign":
+        weights["W_O"] = torch.cat([-weights["W_O"][: own.width], weights["W_O"][own.width :]])
+    elif what == "a shifted head":
+        weights["W_O"] = weights["W_O"].roll(own.width, 0)
+    else:
+        inputs = subject.network.feeds(np.arange(positions.shape[1])[None] * 5 % 256)
+        pattern = run_with_cache(subject.path, inputs).cache[f"{own.name}.hook_pattern"][0]
+        weights |= {each: torch.zeros_like(weights[each]) for each in ("W_K", "b_K")}  # scores are positions alone
+        positions = torch.from_numpy(pattern).log().clamp(min=-1e30)
+    rest, changed = subject.replica.stages, replace(own, weights=weights, positions=positions)
+    monkeypatch.setattr(subject.replica, "stages", [(changed, *rest[0][1:]), *rest[1:]])
+    with pytest.raises(UsageError, match="computes something else"):
+        subject.off(batch)
+    assert circuits.scores(subject, batch, 0)[1] > 1e-3
+
+
+def test_gates_share_their_product(subject_of: Any) -> None:
+    (own,) = subject_of("llama").replica.stages[1]
+    stream = torch.randn(1, 4, len(own.weights["W_in"]), generator=torch.Generator().manual_seed(0)).requires_grad_()
+    made = {rule: own.channels(stream, (rule,)) for rule in (*circuits.GATES, "gates free")}
+    slopes = {rule: torch.autograd.grad(each.sum(), stream)[0] for rule, each in made.items()}
+    half, values, gates, free = slopes.values()
+    torch.testing.assert_close(half, (values + gates) / 2)
+    assert (values - gates).norm() > 0.1 * half.norm() < (free - half).norm() * 2
+    for each in made.values():
+        torch.testing.assert_close(each, made["gates"])
+
+
+def test_the_command_scores_what_a_model_is_rewritten_to(subject_of: Any, tmp_path: Path) -> None:
+    arguments = [
+        str(subject_of("llama").path),
+        "--tokenizer",
+        str(TOKENIZER),
+        "--prompts",
+        "2",
+        "--neurons",
+        "4",
+        "--json",
+    ]
+    written = tmp_path / "rows.json"
+    forms = [part for form in ("local", "compact", "whole") for part in ("--form", form)]
+    done = CliRunner().invoke(
+        circuits.main, [*arguments, str(written), "--seeds", "2", "--question", "induction", *forms]
+    )
+    assert done.exit_code == 0, done.output
+    assert "RelP, gates free" in done.output
+    first, second = json.loads(written.read_text())["rows"]
+    assert first["seed"] == 0 < second["seed"]
+    assert set(first["rewritten"]) == {"local", "compact", "whole"}
+    assert max(max(each.values()) for each in first["rewritten"].values()) < 1e-6
