@@ -354,7 +354,8 @@ def areas(subject: Subject, batch: Batch, found: Array) -> dict[str, Any]:
 def rewritten(subject: Subject, question: str, seed: int, count: int, form: str) -> dict[str, float]:
     """Method to how far scores are off in what the model is rewritten to, relative to the largest."""
     with tempfile.TemporaryDirectory(prefix="attnonly-circuits-") as folder:
-        path, sizes = Path(folder) / subject.path.name, {"max_tokens": _LONGEST} if form == "whole" else {}
+        sizes: dict[str, Any] = {"max_tokens": _LONGEST} if form == "whole" else {}
+        path = Path(folder) / subject.path.name
         rewrite(subject.path, path, form=form, validate=False, **sizes)
         other = Subject(path, subject.tokenizer)
         pair = [
@@ -426,9 +427,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[
         for name in own[0]["methods"]:
             made = np.array([_numbers(row["methods"][name]) for row in own])
             errors = made.std(axis=0, ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.zeros(len(COLUMNS))
-            lines.append(
-                (name, *(f"{mean:.2f} +- {error:.2f}" for mean, error in zip(made.mean(axis=0), errors, strict=True)))
-            )
+            numbers = zip(made.mean(axis=0), errors, strict=True)
+            lines.append((name, *("" if np.isnan(mean) else f"{mean:.2f} +- {error:.2f}" for mean, error in numbers)))
         yield f"{model}, {question}: right in {right:.0%} of prompts", lines
 
 

@@ -29,24 +29,22 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
-def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that gives a random model, and three prompts."""
+
     @cache
     def made(name: str) -> Any:
         entry, path = genai_entry(name) if name in FAMILIES else get(name), tmp_path_factory.mktemp(name) / "m.onnx"
         export_model(replace(entry, sizes={"tiny": {**entry.sizes["tiny"], "vocab_size": 256}}), path, size="tiny")
-        return circuits.Subject(path, open_tokenizer(TOKENIZER))
+        subject = circuits.Subject(path, open_tokenizer(TOKENIZER))
+        return subject, subject.prompts(indirect_object, 3, np.random.default_rng(1))
 
     return made
 
 
-def prompts(subject: Any) -> Any:
-    return subject.prompts(indirect_object, 3, np.random.default_rng(1))
-
-
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_network_is_the_file(name: str, subject_of: Any) -> None:
-    subject = subject_of(name)
-    batch = prompts(subject)
+def test_a_network_is_the_file(name: str, asked: Any) -> None:
+    subject, batch = asked(name)
     assert subject.off(batch) < 1e-5
     assert circuits.scores(subject, batch, 0)[1] < 1e-4, "its scores are not those of attribute"
     away = torch.rand(12, subject.nodes, generator=torch.Generator().manual_seed(0)) < 0.4
@@ -60,57 +58,44 @@ def test_a_network_is_the_file(name: str, subject_of: Any) -> None:
 
 @pytest.mark.parametrize("what", ["a wrong sign", "a shifted head", "the pattern of another text"])
 @pytest.mark.parametrize("name", ["qwen3", "bloom"])
-def test_what_is_wrong_is_noticed(what: str, name: str, subject_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = subject_of(name)
-    own, batch = subject.replica.stages[0][0], prompts(subject)
-    weights, positions = dict(own.weights), own.positions
-    if what == "a wrong sign":
-        weights["W_O"] = torch.cat([-weights["W_O"][: own.width], weights["W_O"][own.width :]])
-    elif what == "a shifted head":
-        weights["W_O"] = weights["W_O"].roll(own.width, 0)
-    else:
-        inputs = subject.network.feeds(np.arange(positions.shape[1])[None] * 5 % 256)
-        pattern = run_with_cache(subject.path, inputs).cache[f"{own.name}.hook_pattern"][0]
-        weights |= {each: torch.zeros_like(weights[each]) for each in ("W_K", "b_K")}  # scores are positions alone
-        positions = torch.from_numpy(pattern).log().clamp(min=-1e30)
-    rest, changed = subject.replica.stages, replace(own, weights=weights, positions=positions)
-    monkeypatch.setattr(subject.replica, "stages", [(changed, *rest[0][1:]), *rest[1:]])
+def test_what_is_wrong_is_noticed(what: str, name: str, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, batch = asked(name)
+    (own, *beside), *rest = subject.replica.stages
+    w, width, positions = own.weights, own.width, own.positions
+    text = subject.network.feeds(np.arange(positions.shape[1])[None] * 5 % 256)
+    pattern = run_with_cache(subject.path, text).cache[f"{own.name}.hook_pattern"][0]
+    changes = {
+        "a wrong sign": {"W_O": torch.cat([-w["W_O"][:width], w["W_O"][width:]])},
+        "a shifted head": {"W_O": w["W_O"].roll(width, 0)},
+        "the pattern of another text": {each: 0 * w[each] for each in ("W_K", "b_K")},  # scores are positions alone
+    }
+    positions = torch.from_numpy(pattern).log().clamp(min=-1e30) if "text" in what else positions
+    wrong = replace(own, weights={**w, **changes[what]}, positions=positions)
+    monkeypatch.setattr(subject.replica, "stages", [(wrong, *beside), *rest])
     with pytest.raises(UsageError, match="computes something else"):
         subject.off(batch)
     assert circuits.scores(subject, batch, 0)[1] > 1e-3
 
 
-def test_gates_share_their_product(subject_of: Any) -> None:
-    (own,) = subject_of("llama").replica.stages[1]
+def test_gates_share_their_product(asked: Any) -> None:
+    (own,) = asked("llama")[0].replica.stages[1]
     stream = torch.randn(1, 4, len(own.weights["W_in"]), generator=torch.Generator().manual_seed(0)).requires_grad_()
     made = {rule: own.channels(stream, (rule,)) for rule in (*circuits.GATES, "gates free")}
-    slopes = {rule: torch.autograd.grad(each.sum(), stream)[0] for rule, each in made.items()}
-    half, values, gates, free = slopes.values()
+    half, values, gates, free = (torch.autograd.grad(each.sum(), stream)[0] for each in made.values())
     torch.testing.assert_close(half, (values + gates) / 2)
     assert (values - gates).norm() > 0.1 * half.norm() < (free - half).norm() * 2
     for each in made.values():
         torch.testing.assert_close(each, made["gates"])
 
 
-def test_the_command_scores_what_a_model_is_rewritten_to(subject_of: Any, tmp_path: Path) -> None:
-    arguments = [
-        str(subject_of("llama").path),
-        "--tokenizer",
-        str(TOKENIZER),
-        "--prompts",
-        "2",
-        "--neurons",
-        "4",
-        "--json",
-    ]
-    written = tmp_path / "rows.json"
-    forms = [part for form in ("local", "compact", "whole") for part in ("--form", form)]
-    done = CliRunner().invoke(
-        circuits.main, [*arguments, str(written), "--seeds", "2", "--question", "induction", *forms]
-    )
+def test_the_command_scores_what_a_model_is_rewritten_to(asked: Any, tmp_path: Path) -> None:
+    arguments = [str(asked("llama")[0].path), "--tokenizer", str(TOKENIZER), "--json", str(tmp_path / "rows.json")]
+    few = ["--prompts=2", "--neurons=4", "--seeds=2", "--question=induction"]
+    few += ["--form=local", "--form=compact", "--form=whole"]
+    done = CliRunner().invoke(circuits.main, [*arguments, *few])
     assert done.exit_code == 0, done.output
     assert "RelP, gates free" in done.output
-    first, second = json.loads(written.read_text())["rows"]
-    assert first["seed"] == 0 < second["seed"]
+    first, second = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert (first["seed"], second["seed"], "rewritten" in second) == (0, 1, False)
     assert set(first["rewritten"]) == {"local", "compact", "whole"}
     assert max(max(each.values()) for each in first["rewritten"].values()) < 1e-6
