@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx.utils import Extractor
 
 from benchmarks.common import RESULTS, print_table, write_json
 from rewriter import attribute, rewrite
+from rewriter.graph.extract import upstream
 from rewriter.interpret.index import heads
 from rewriter.interpret.stream import chain_to
+from rewriter.ort.sessions import open_session
+from rewriter.proof.run import Side, fed
 
 Array = NDArray[Any]
 
@@ -54,49 +55,43 @@ class Network:
 
     def __init__(self, path: Path) -> None:
         """Cut a model of tokens, whose output is [batch, T, entries], behind its embeddings."""
-        index, model = heads(path), onnx.load(path)
-        output = index.view.outputs[0]
-        self._start = chain_to(index.view, index.sublayers, output).stages[0].before
-        given = [each.name for each in model.graph.input]
-        self._ids = next(name for name in given if "mask" not in name and "type" not in name)
-        inferred = onnx.shape_inference.infer_shapes(model)
-        self._options = onnxruntime.SessionOptions()
-        self._options.intra_op_num_threads, self._options.log_severity_level = 1, 3
-        self._embed = self._session(Extractor(inferred).extract_model(given, [self._start]))
-        self._rest = self._session(Extractor(inferred).extract_model([self._start, *given], [output]))
-        tables = [each for each in model.graph.initializer if len(each.dims) == 2]
-        read = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
-        self.vocabulary = max(each.dims[0] for each in tables if each.name in read)
+        index = heads(path)
+        self._side = Side.of(replace(index.source, proto=index.runs, path=None))
+        view, self._output = self._side.main, index.view.outputs[0]
+        self._start = chain_to(index.view, index.sublayers, self._output).stages[0].before
+        self._given = tuple(view.inputs)
+        self._ids = next(name for name in self._given if "mask" not in name and "type" not in name)
+        self._embed, self._rest = self._opened(self._start), self._opened(self._output, self._start)
+        read = {node.input[0] for node in view.nodes if node.op_type == "Gather"}.intersection(view.initializers)
+        tables = [view.initializers[name].dims for name in read]
+        self.vocabulary = max(dims[0] for dims in tables if len(dims) == 2)
 
-    def _session(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-        return onnxruntime.InferenceSession(
-            model.SerializeToString(), self._options, providers=["CPUExecutionProvider"]
-        )
+    def _opened(self, output: str, *stops: str) -> Callable[[Mapping[str, Array]], Array]:
+        """What computes a tensor, of values that may include those of the `stops`."""
+        part = self._side.extracted(upstream(self._side.main, frozenset(stops), [output]))
+        zeros = dict.fromkeys(self._given, np.zeros((1, 1), np.int64)) | dict.fromkeys(stops, np.zeros(1, np.float32))
+        read = fed(part, zeros)
+        session = open_session(part.proto, base_dir=part.base_dir, threads=1)
+        return lambda values: np.asarray(session.run({name: values[name] for name in read}, [output])[output])
 
     def feeds(self, ids: Array) -> dict[str, Array]:
         """The inputs of the model for tokens [batch, T]: nothing is padded."""
-        given = (each.name for each in (*self._embed.get_inputs(), *self._rest.get_inputs()))
-        made = {name: np.ones_like(ids) if "mask" in name else np.zeros_like(ids) for name in given}
-        return {**{name: array for name, array in made.items() if name != self._start}, self._ids: ids}
+        made = {name: np.ones_like(ids) if "mask" in name else np.zeros_like(ids) for name in self._given}
+        return {**made, self._ids: ids}
 
     def embedded(self, ids: Array) -> Array:
         """[batch, T, D]."""
-        return _made(self._embed, self.feeds(ids))
+        return self._embed(self.feeds(ids))
 
     def entries(self, embedded: Array, ids: Array) -> Array:
         """[batch, entries] at the last token, of embeddings [batch, T, D]."""
         every = np.ascontiguousarray(np.broadcast_to(ids, (len(embedded), ids.shape[-1])))
-        made = _made(self._rest, {**self.feeds(every), self._start: embedded})
+        made = self._rest({**self.feeds(every), self._start: embedded})
         return np.asarray(made[:, -1], dtype=np.float64)
 
     def predicted(self, ids: Array) -> int:
         """The largest entry at the last token."""
         return int(self.entries(self.embedded(ids[None]), ids)[0].argmax())
-
-
-def _made(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> Array:
-    """The output of a part, which reads some of the feeds."""
-    return np.asarray(session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})[0])
 
 
 def along(network: Network, ids: Array, at: Array, directions: Array, entry: int) -> Array:

@@ -1,4 +1,4 @@
-"""`python -m docs.notebooks.circuits MODEL...`: which scores find the circuits of three standard questions.
+"""`python -m docs.notebooks.circuits MODEL...`: which scores find the circuits of standard questions.
 
 The questions are those of `models.training.questions`, as text and the same text with one word changed. A *node* is an
 original head or a neuron; patching it means that at every token it gives what it gives on the changed text. The metric
@@ -19,14 +19,19 @@ f = (m(circuit) - m(none)) / (m(all) - m(none)), with means over prompts that th
 first) and CMD the area between f and 1 (less is better; the largest magnitudes first). Size is the share of nodes.
 Completeness asks the opposite: the area under f of what is left when the circuit is patched, which should be 0.
 
-Any ONNX file of a decoder like GPT-2 or an encoder like BERT can be asked, with its `tokenizer.json` (`--tokenizer`).
-Needs PyTorch for gradients: the network is built again from the weights that `heads` reads, and compared with the file
-first. `attribute` knows logits, not cosines: of an encoder, its scores are those of the held network in PyTorch, which
-are compared with `attribute` for the difference of two entries of the last token.
+Of a gated product h(g) u, `attribute` and RelP give half to what g reads and half to what u reads. Correlations are
+also measured with all of it to gates or to values, and with gates free: the gradient of the product.
+
+Any ONNX file of a decoder like GPT-2 or Llama or an encoder like BERT can be asked, with its `tokenizer.json`
+(`--tokenizer`). Needs PyTorch for gradients: the network is built again (`docs.notebooks.replica`), and compared with
+the file first. The scores of `attribute` are those of the held network in PyTorch, which are compared with `attribute`
+itself on one prompt, of an encoder for the difference of two entries of the last token. With `--form`, models are
+rewritten and scored again.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,9 +46,9 @@ from torch import Tensor
 
 from benchmarks.common import RESULTS, print_table, write_json
 from docs.notebooks.attribution import Network, correlations
-from docs.notebooks.replica import RULES, Replica
-from models.training.questions import QUESTIONS, SENTENCES, Prompt
-from rewriter import attribute
+from docs.notebooks.replica import GATES, RULES, Past, Replica
+from models.training.questions import FURTHER, QUESTIONS, SENTENCES, Prompt
+from rewriter import attribute, rewrite
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import load_model
 from rewriter.files.tokenizer import open_tokenizer
@@ -53,6 +58,12 @@ Array = NDArray[Any]
 SIZES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Of circuits, as in MIB: shares of all nodes."""
 _POINTS = 8
+_BESIDE = ", gates "
+"""In the names of other rules for gates, of which only correlations are measured."""
+_LONGEST = 24
+"""Tokens of a prompt."""
+_ASKED, _ATTRIBUTED = 64, 1
+"""Prompts that show how often a model is right, and prompts on which `attribute` itself is run."""
 _ROWS = 512
 """Sequences in one run."""
 _TOLERANCE = 1e-3
@@ -81,45 +92,58 @@ class Batch:
     entries: Array
     metric: Tensor
 
+    def first(self, count: int) -> Batch:
+        """The first prompts."""
+        rows = {name: getattr(self, name)[:count] for name in ("ids", "start", "changed", "last", "entries", "metric")}
+        return replace(self, **rows, directions=self.directions[:, :count])
+
 
 class Subject:
     """A model with its questions.
 
     Attributes:
         path: its file.
+        tokenizer: that of its prompts.
         network: its file, cut behind the embeddings.
         replica: the same in PyTorch.
         owner: sublayer to the node of each channel, [C].
         nodes: how many there are.
-        questions: what it can be asked.
+        questions: what it can be asked: its tokenizer has the words.
+        stage: [nodes], the stage of each node; nodes are in the order of stages.
         is_head: [nodes], whether it is an original head.
     """
 
     def __init__(self, path: Path, tokenizer: Any) -> None:
-        """Raises UsageError: the model is neither a decoder like GPT-2 nor an encoder like BERT."""
+        """Raises UsageError: the model is no decoder or encoder that the replica knows."""
         kinds = {each.type.tensor_type.elem_type for each in load_model(path, mapped=True).proto.graph.input}
         if kinds - {onnx.TensorProto.INT64, onnx.TensorProto.INT32}:
             raise UsageError(f"{path.name} has inputs other than tokens; export it without a key-value cache")
-        self.path, self._tokenizer = path, tokenizer
-        self.network, self.replica = Network(path), Replica(path)
-        self.questions = QUESTIONS if self.replica.causal else SENTENCES
+        self.path, self.tokenizer = path, tokenizer
+        self.network = Network(path)
+        self.replica = Replica(path, self.network.feeds(np.arange(_LONGEST)[None] % self.network.vocabulary))
+        known, generator = {**QUESTIONS, **FURTHER} if self.replica.causal else SENTENCES, np.random.default_rng(0)
+        self.questions = {name: ask for name, ask in known.items() if any(map(self._ids, _drawn(ask, generator, 100)))}
         self.owner: dict[str, Tensor] = {}
-        self.nodes = 0
-        for each in self.replica.sublayers:
-            channels = len(each.weights["W_O"])
-            self.owner[each.name] = self.nodes + torch.arange(channels) // each.width
-            self.nodes += channels // each.width
-        counts = [len(each.weights["W_O"]) // each.width for each in self.replica.sublayers]
-        self.is_head = np.repeat([each.function is None for each in self.replica.sublayers], counts)
+        stages, heads = list[Tensor](), list[bool]()
+        for place, each in ((place, each) for place, stage in enumerate(self.replica.stages) for each in stage):
+            members = len(each.weights["W_O"]) // each.width
+            self.owner[each.name] = len(heads) + torch.arange(members * each.width) // each.width
+            stages.append(torch.full((members,), place))
+            heads += [each.function is None] * members
+        self.stage, self.is_head, self.nodes = torch.cat(stages), np.array(heads), len(heads)
+        self.gated = any("W_V" in each.weights for each in self.replica.sublayers if each.function is not None)
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], list[int], tuple[int, int]] | None:
-        """Both texts and both answers; None if a word is not one token."""
-        texts = [self._tokenizer.encode(text).ids for text in (prompt.text, prompt.corrupted)]
+        """Both texts and the first tokens of both answers; None if a word, which is no number, is not one token."""
+        texts = [self.tokenizer.encode(text).ids for text in (prompt.text, prompt.corrupted)]
         answers = [0, 1]
         for place, answer in enumerate((prompt.right, prompt.wrong) if self.replica.causal else ()):
-            *before, answers[place] = self._tokenizer.encode(prompt.text + answer).ids
-            if before != texts[0]:
+            ids, count = self.tokenizer.encode(prompt.text + answer).ids, len(texts[0])
+            if ids[:count] != texts[0] or not (len(ids) == count + 1 or answer.isdigit()):
                 return None
+            answers[place] = ids[count]
+        if self.replica.causal and answers[0] == answers[1]:
+            return None
         differ = len(texts[0]) == len(texts[1]) and sum(a != b for a, b in zip(*texts, strict=True)) == 1
         return (*texts, (answers[0], answers[1])) if differ else None
 
@@ -128,8 +152,7 @@ class Subject:
     ) -> Batch:
         """Draw prompts; an encoder's are equally long. Raises UsageError: the tokenizer splits most words."""
         drawn, found = list[Prompt](), list[tuple[list[int], list[int], tuple[int, int]]]()
-        for _ in range(100 * count):
-            prompt = ask(generator)
+        for prompt in _drawn(ask, generator, 100 * count):
             made = self._ids(prompt)
             if made is not None and (self.replica.causal or not found or len(made[0]) == len(found[0][0])):
                 drawn.append(prompt)
@@ -144,6 +167,8 @@ class Subject:
             for side in (0, 1):
                 ids[side, row, : len(each[0])] = each[side]
         entries = np.array([each[2] for each in found])
+        if longest > self.replica.tokens:
+            raise UsageError(f"a prompt has {longest} tokens; at most {self.replica.tokens} are asked here")
         if max(ids.max(), entries.max()) >= self.network.vocabulary:
             raise UsageError("the tokenizer knows more tokens than the model")
         start, changed = (self._embedded(each) for each in ids)
@@ -167,7 +192,7 @@ class Subject:
     def _sentence(self, text: str) -> Tensor:
         """The embedding of a sentence, [D]."""
         with torch.no_grad():
-            return _pooled(self.replica.run(self._embedded(np.array([self._tokenizer.encode(text).ids])))[0], ())[0]
+            return _pooled(self.replica.run(self._embedded(np.array([self.tokenizer.encode(text).ids])))[0], ())[0]
 
     def off(self, batch: Batch) -> float:
         """How far the replica's logits are from the file's, relative to the largest. Raises UsageError: too far."""
@@ -180,8 +205,7 @@ class Subject:
             made = self.replica.logits(end[row, last]).numpy()
             worst = max(worst, float(np.abs(made - wanted).max() / np.abs(wanted).max()))
         if worst > _TOLERANCE:
-            known = "a decoder like GPT-2" if self.replica.causal else "an encoder like BERT"
-            raise UsageError(f"{self.path.name} computes something else than {known} (off by {worst:.0e})")
+            raise UsageError(f"{self.path.name} computes something else than its replica (off by {worst:.0e})")
         return worst
 
     def at_last(self, batch: Batch, end: Tensor, _held: Sequence[str] = ()) -> Tensor:
@@ -211,20 +235,43 @@ class Subject:
         return np.asarray(total)
 
     def patched(self, batch: Batch, away: Tensor) -> Tensor:
-        """[K]: the metric, its mean over prompts, when the nodes that `away` [K, nodes] says are patched."""
+        """[K]: the metric, its mean over prompts, when the nodes that `away` [K, nodes] says are patched.
+
+        Tokens before the changed word of a decoder's text, and stages before the first patched node, are not run again.
+        """
         with torch.no_grad():
-            other = self.replica.run(batch.changed)[1]
-            count, found = len(batch.last), []
-            for rows in away.split(max(1, _ROWS // count)):
+            past, batch = self._begun(batch)
+            own, other = (self.replica.run(each, past=past)[1] for each in (batch.start, batch.changed))
+            count, begun = len(batch.last), self.stage[away.int().argmax(1)]
+            order, found = begun.argsort(), torch.zeros(len(away), dtype=torch.float64)
+            for places in order.split(max(1, _ROWS // count)):
+                rows, first = away[places], int(begun[places[0]])
                 masks = {name: rows[:, owner][:, None, None] for name, owner in self.owner.items()}
 
                 def change(name: str, made: Tensor, masks: Any = masks, size: int = len(rows)) -> Tensor:
                     each = made.unflatten(0, (size, count))
                     return torch.where(masks[name], other[name], each).flatten(0, 1)
 
-                end = self.replica.run(batch.start.repeat(len(rows), 1, 1), change=change)[0]
-                found.append(self.metric(batch, end.unflatten(0, (len(rows), count))).mean(-1))
-        return torch.cat(found).double()
+                stream = self.replica.reached(batch.start, own, first).repeat(len(rows), 1, 1)
+                end = self.replica.run(stream, change=change, past=past, first=first)[0]
+                found[places] = self.metric(batch, end.unflatten(0, (len(rows), count))).mean(-1).double()
+        return found
+
+    def _begun(self, batch: Batch) -> tuple[Past | None, Batch]:
+        """What tokens leave that are the same in all texts and before any changed one, and the prompts behind them."""
+        differs = (batch.start != batch.changed).any(-1).any(0)
+        first, past = int(differs.int().argmax()) if self.replica.causal else 0, Past()
+        if not first:
+            return None, batch
+        self.replica.run(batch.start[:, :first], past=past)
+        rest = (batch.start[:, first:], batch.changed[:, first:], batch.last - first)
+        return past, replace(batch, start=rest[0], changed=rest[1], last=rest[2])
+
+
+def _drawn(
+    ask: Callable[[np.random.Generator], Prompt], generator: np.random.Generator, count: int
+) -> Iterator[Prompt]:
+    return (ask(generator) for _ in range(count))
 
 
 def _pooled(end: Tensor, held: Sequence[str]) -> Tensor:
@@ -235,14 +282,14 @@ def _pooled(end: Tensor, held: Sequence[str]) -> Tensor:
 
 
 def attributed(subject: Subject, batch: Batch) -> Array:
-    """[nodes]: the effects that `rewriter.attribute` gives, on the difference of the batch's entries."""
+    """[nodes]: the effects that `rewriter.attribute` gives, on the difference of the entries of the first prompts."""
     total = np.zeros(subject.nodes)
-    for row, last in enumerate(batch.last.tolist()):
+    for row, last in enumerate(batch.last[:_ATTRIBUTED].tolist()):
         right, wrong = (int(entry) for entry in batch.entries[row])
         ids = batch.ids[row : row + 1, : last + 1]
         effects = attribute(subject.path, subject.network.feeds(ids), right, minus=wrong).effects
         total += np.concatenate([effects[each.name].sum(axis=0) for each in subject.replica.sublayers])
-    return np.asarray(total / len(batch.last))
+    return np.asarray(total / len(batch.last[:_ATTRIBUTED]))
 
 
 def scores(subject: Subject, batch: Batch, seed: int) -> tuple[dict[str, Array], float]:
@@ -254,11 +301,12 @@ def scores(subject: Subject, batch: Batch, seed: int) -> tuple[dict[str, Array],
         found, own = subject.slopes(batch, batch.start, held)
         return subject.by_node({name: each * (own[name] - other[name]) for name, each in found.items()})
 
-    def products(asked: Batch, metric: Callable[..., Tensor]) -> Array:
-        found, own = subject.slopes(asked, asked.start, RULES, metric)
+    def products(asked: Batch, held: Sequence[str], metric: Callable[..., Tensor] | None = None) -> Array:
+        found, own = subject.slopes(asked, asked.start, held, metric)
         return subject.by_node({name: each * own[name] for name, each in found.items()})
 
-    ours, again = attributed(subject, batch), products(subject.of_entries(batch), subject.at_last)
+    few = subject.of_entries(batch.first(_ATTRIBUTED))
+    ours, again = attributed(subject, few), products(few, RULES, subject.at_last)
     with torch.no_grad():
         own = subject.replica.run(batch.start)[1]
     means = {name: torch.zeros_like(each) for name, each in own.items()}
@@ -267,7 +315,7 @@ def scores(subject: Subject, batch: Batch, seed: int) -> tuple[dict[str, Array],
         for name, each in subject.slopes(batch, between, ())[0].items():
             means[name] += each / _POINTS
     made = {
-        "attribute": ours if subject.replica.causal else products(batch, subject.metric),
+        "attribute": products(batch, RULES),
         "RelP": differences(RULES),
         "RelP, patterns free": differences(RULES[:2]),
         "attribution patching": differences(()),
@@ -276,6 +324,10 @@ def scores(subject: Subject, batch: Batch, seed: int) -> tuple[dict[str, Array],
         ),
         "random": np.random.default_rng(seed).standard_normal(subject.nodes),
     }
+    for rule in (f"{_BESIDE}free", *GATES) if subject.gated else ():
+        if rule not in RULES:
+            held = ("norms", "patterns", rule)
+            made |= {f"attribute{rule}": products(batch, held), f"RelP{rule}": differences(held)}
     return made, float(np.abs(ours - again).max() / np.abs(ours).max())
 
 
@@ -299,10 +351,30 @@ def areas(subject: Subject, batch: Batch, found: Array) -> dict[str, Any]:
     }
 
 
+def rewritten(subject: Subject, question: str, seed: int, count: int, form: str) -> dict[str, float]:
+    """Method to how far scores are off in what the model is rewritten to, relative to the largest."""
+    with tempfile.TemporaryDirectory(prefix="attnonly-circuits-") as folder:
+        sizes: dict[str, Any] = {"max_tokens": _LONGEST} if form == "whole" else {}
+        path = Path(folder) / subject.path.name
+        rewrite(subject.path, path, form=form, validate=False, **sizes)
+        other = Subject(path, subject.tokenizer)
+        pair = [
+            (each, each.prompts(subject.questions[question], count, np.random.default_rng(seed)))
+            for each in (subject, other)
+        ]
+        (ours, _), (theirs, beside) = (scores(*each, seed) for each in pair)
+        effects = [attributed(each, batch.first(_ATTRIBUTED)) for each, batch in pair]
+    off = {name: float(np.abs(theirs[name] - own).max() / np.abs(own).max()) for name, own in ours.items()}
+    ran = float(np.abs(effects[1] - effects[0]).max() / np.abs(effects[0]).max())
+    return {**off, "attribute itself": ran, "attribute beside replica": beside}
+
+
 def answer(subject: Subject, question: str, seed: int, count: int, neurons: int) -> dict[str, Any]:
     """The row of one question and seed."""
     generator = np.random.default_rng((seed, list(subject.questions).index(question)))
-    batch, fresh = (subject.prompts(subject.questions[question], count, generator) for _ in range(2))
+    batch, fresh, asked = (
+        subject.prompts(subject.questions[question], each, generator) for each in (count, count, _ASKED)
+    )
     off = subject.off(batch)
     ways, differ = scores(subject, batch, seed)
     chosen = subject.is_head.copy()
@@ -316,7 +388,7 @@ def answer(subject: Subject, question: str, seed: int, count: int, neurons: int)
         ways["activation patching"] = yardstick
     kind = subject.is_head[chosen]
     with torch.no_grad():
-        each = subject.metric(fresh, subject.replica.run(fresh.start)[0])
+        each = subject.metric(asked, subject.replica.run(asked.start)[0])
     row: dict[str, Any] = {
         "model": subject.path.stem,
         "question": question,
@@ -332,7 +404,7 @@ def answer(subject: Subject, question: str, seed: int, count: int, neurons: int)
         pairs = {
             part: correlations(way[chosen][of], yardstick[of]) for part, of in (("heads", kind), ("neurons", ~kind))
         }
-        row["methods"][name] = {"correlation": pairs, **areas(subject, fresh, way)}
+        row["methods"][name] = {"correlation": pairs, **({} if _BESIDE in name else areas(subject, fresh, way))}
     return row
 
 
@@ -343,7 +415,7 @@ def _numbers(found: Mapping[str, Any]) -> tuple[float, ...]:
     """A method's entries of the table."""
     pairs = found["correlation"]
     shown = (pairs["heads"][0], pairs["neurons"][0], pairs["neurons"][1])
-    return (*shown, *(found[name] for name in COLUMNS[3:]))
+    return (*shown, *(found.get(name, np.nan) for name in COLUMNS[3:]))
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
@@ -355,9 +427,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[
         for name in own[0]["methods"]:
             made = np.array([_numbers(row["methods"][name]) for row in own])
             errors = made.std(axis=0, ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.zeros(len(COLUMNS))
-            lines.append(
-                (name, *(f"{mean:.2f} +- {error:.2f}" for mean, error in zip(made.mean(axis=0), errors, strict=True)))
-            )
+            numbers = zip(made.mean(axis=0), errors, strict=True)
+            lines.append((name, *("" if np.isnan(mean) else f"{mean:.2f} +- {error:.2f}" for mean, error in numbers)))
         yield f"{model}, {question}: right in {right:.0%} of prompts", lines
 
 
@@ -375,6 +446,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[
 @click.option("--prompts", "count", type=click.IntRange(min=2), default=16, help="To score; as many to measure.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--neurons", type=click.IntRange(min=2), default=2048, help="The most that are patched alone.")
+@click.option("--form", "forms", multiple=True, help="Also score what models are rewritten to, on one seed.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=RESULTS / "interpret.json")
 def main(
     models: tuple[Path, ...],
@@ -384,6 +456,7 @@ def main(
     count: int,
     seeds: int,
     neurons: int,
+    forms: tuple[str, ...],
     json_path: Path,
 ) -> None:
     """Measure which scores find the circuits of standard questions."""
@@ -399,6 +472,10 @@ def main(
                 for seed in range(seeds):
                     click.echo(f"{path.name}: {question}, seed {seed}", err=True)
                     rows.append(answer(subject, question, seed, count, neurons))
+                    for form in forms if seed == 0 else ():
+                        off = rewritten(subject, question, seed, count, form)
+                        rows[-1].setdefault("rewritten", {})[form] = off
+                        click.echo(f"{form}: scores are off by {max(off.values()):.0e} at most", err=True)
     except RewriteError as error:
         raise click.ClickException(str(error)) from error
     write_json(json_path, "interpret", {"prompts": count, "sizes": SIZES, "points": _POINTS}, rows)

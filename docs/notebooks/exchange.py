@@ -101,7 +101,7 @@ class Text:
     def __init__(self, path: Path) -> None:
         self._ids, network = windows(path, _LENGTH, _WINDOWS + _TEST), Network(path)
         self._start = torch.from_numpy(network.embedded(self._ids[:, :-1].numpy()))
-        self.replica = Replica(path)
+        self.replica = Replica(path, network.feeds(self._ids[:1, :-1].numpy()))
         self.blocks = dict(self._blocks())
 
     def _blocks(self) -> Any:

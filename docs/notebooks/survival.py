@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy, dropout
 from benchmarks.common import print_table, write_json
 from docs.notebooks.attribution import Network
 from docs.notebooks.exchange import decoder_command, windows
-from docs.notebooks.replica import LayerNorm, Replica
+from docs.notebooks.replica import Normalisation, Replica
 
 LENGTH, FRESH = 16, 96
 """T, and how many windows are fresh."""
@@ -141,7 +141,8 @@ class Stream:
             name = each.name
             data, ones = stream[..., :d], stream[..., d : d + 1]
             if each.norm is not None:
-                data = LayerNorm(own[f"{name}.ln.w"], torch.zeros(()))(data, held=False) + ones * own[f"{name}.ln.b"]
+                norm = Normalisation(own[f"{name}.ln.w"], torch.zeros(()), each.norm.epsilon, centred=True)
+                data = norm(data, held=False) + ones * own[f"{name}.ln.b"]
             data = torch.cat([data, stream[..., d:]], 2)
             q, k, v = (torch.einsum("bnd,hdw->bhnw", data, own[f"{name}.W_{side}"]) for side in ("Q", "K", "V"))
             if mlp and each.function is not None:
@@ -244,8 +245,9 @@ def trained(way: Way, replica: Replica, data: tuple[Tensor, Tensor], seed: int, 
 def main(path: Path, *, steps: int, seeds: int, json_path: Path) -> None:
     """Train the attention-only form of a decoder of docstrings further."""
     ids = windows(path, LENGTH, _WINDOWS + FRESH)
-    data = torch.from_numpy(Network(path).embedded(ids[:, :-1].numpy())), ids[:, 1:]
-    replica, rows = Replica(path), list[dict[str, Any]]()
+    network, rows = Network(path), list[dict[str, Any]]()
+    data = torch.from_numpy(network.embedded(ids[:, :-1].numpy())), ids[:, 1:]
+    replica = Replica(path, network.feeds(ids[:1, :-1].numpy()))
     for name, way in WAYS.items():
         for seed in range(seeds):
             rows.append({"way": name, "seed": seed, "points": trained(way, replica, data, seed, steps)})

@@ -1,4 +1,4 @@
-"""Standard questions as text: indirect objects, greater-than, induction, and for encoders what a sentence is like.
+"""Standard questions as text: indirect objects, greater-than, induction, agreement, capitals; for encoders paraphrases.
 
 Each `Prompt` is a text, the same with one word changed, and two next words between which the change decides:
 
@@ -7,6 +7,8 @@ Each `Prompt` is a text, the same with one word changed, and two next words betw
     greater-than     `The war lasted from the year 1741 to the year 17` -> 58, not 23 (Hanna et al., 2023); the change
                      lets it begin in the year 01, so both can follow
     induction        random words, repeated up to the middle; the change is in the word that comes next
+    agreement        `The keys near the car` -> are, not is; the change is in the number of the first noun
+    capital          `The capital of France is the city of` -> Paris, not Berlin; the change names the other country
 
 Encoders of sentences have no next word: they are asked which of two paraphrases a sentence is closer to. Text and
 change differ in the subject, the action or the place, and so do the paraphrases:
@@ -14,8 +16,8 @@ change differ in the subject, the action or the place, and so do the paraphrases
     A dog is sleeping in the garden, or changed: A horse is sleeping in the garden
     Inside that garden you can see the dog sleeping, not the horse
 
-Words are single tokens of GPT-2's or BERT's tokenizer, as far as known; a benchmark leaves out prompts where they are
-not.
+Words are single tokens of GPT-2's, SmolLM2's or BERT's tokenizer, as far as known; a benchmark leaves out prompts where
+they are not. Tokenizers that split numbers read the first digit of an answer: the wrong one is in an earlier decade.
 """
 
 from __future__ import annotations
@@ -48,6 +50,14 @@ _GIFTS = (
 )
 _SPAN = "The {event} lasted from the year {century}{start} to the year {century}"
 _PERIOD, _REPEATED = 8, 5
+COUNTED = _split("dog cat horse teacher doctor farmer soldier friend student author pilot guard")
+_PHRASES = ("The {own} near the {other}", "The {own} behind the {other}", "The {own} that saw the {other}")
+CAPITALS = _split(
+    "France Paris Germany Berlin Italy Rome Spain Madrid Russia Moscow China Beijing Japan Tokyo England London Egypt "
+    "Cairo Greece Athens Ireland Dublin Austria Vienna Sweden Stockholm Portugal Lisbon Cuba Havana Peru Lima "
+    "Poland Warsaw Norway Oslo Hungary Budapest Kenya Nairobi Iran Tehran Iraq Baghdad Syria Damascus"
+)
+_CITIES = ("The capital of {country} is the city of", "The capital city of {country} is called")
 SUBJECTS = _split("dog cat horse child woman man doctor soldier teacher farmer")
 ACTIONS = _split("sleeping running singing eating dancing reading playing waiting")
 SCENES = _split("garden kitchen forest school hospital church station library")
@@ -93,6 +103,7 @@ def indirect_object(generator: Generator) -> Prompt:
 def greater_than(generator: Generator) -> Prompt:
     """Which year can end something."""
     wrong, start, right = np.sort(generator.choice(np.arange(2, 100), 3, replace=False))
+    wrong = min(wrong, start - start % 10 - 1) if start > 9 else wrong
     words = {"event": generator.choice(EVENTS), "century": generator.choice(CENTURIES)}
     text, corrupted = (_SPAN.format(start=f"{year:02d}", **words) for year in (start, _FIRST))
     return Prompt(text, corrupted, f"{right:02d}", f"{wrong:02d}")
@@ -106,9 +117,28 @@ def induction(generator: Generator) -> Prompt:
     return Prompt("".join([*words, *asked]), "".join([*changed, *asked]), words[_REPEATED], other)
 
 
+def agreement(generator: Generator) -> Prompt:
+    """Which verb agrees with the first of two nouns."""
+    one, other = generator.choice(COUNTED, 2, replace=False)
+    other, phrase = f"{other}{generator.choice(['', 's'])}", _PHRASES[generator.integers(len(_PHRASES))]
+    texts = [(phrase.format(own=own, other=other), verb) for own, verb in ((one, " is"), (f"{one}s", " are"))]
+    (text, right), (corrupted, wrong) = texts[:: generator.choice([1, -1])]
+    return Prompt(text, corrupted, right, wrong)
+
+
+def capital(generator: Generator) -> Prompt:
+    """Which city is the capital of a country."""
+    asked, template = 2 * generator.choice(len(CAPITALS) // 2, 2, replace=False), generator.integers(len(_CITIES))
+    text, corrupted = (_CITIES[template].format(country=CAPITALS[place]) for place in asked)
+    right, wrong = (f" {CAPITALS[place + 1]}" for place in asked)
+    return Prompt(text, corrupted, right, wrong)
+
+
 QUESTIONS: Mapping[str, Callable[[Generator], Prompt]] = MappingProxyType(
     {"indirect-object": indirect_object, "greater-than": greater_than, "induction": induction}
 )
+FURTHER: Mapping[str, Callable[[Generator], Prompt]] = MappingProxyType({"agreement": agreement, "capital": capital})
+"""Questions of language models: the committed decoder has not learned them."""
 
 
 def _sentence(generator: Generator, changed: str) -> Prompt:

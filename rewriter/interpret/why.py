@@ -152,7 +152,7 @@ class ScoreTerms(Reads):
         self._operands: Sequence[str] = view.nodes[view.producer[own.product]].input
         sides = {"Q": own.query, "K": own.key}
         self._turning = {side: f"{side.lower()}_normed" if each.norm else side.lower() for side, each in sides.items()}
-        self._rotations = cache(self._rotation)
+        self._rotations = cache(self.rotation_at)
         self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
         self._weights = cache(lambda part: run.index[f"{name}.{part}"])
         self.needed |= {own.product, *self._operands}
@@ -194,7 +194,7 @@ class ScoreTerms(Reads):
         found = {source: norm.linear(part) for source, part in parts.items()}
         return {**found, names["b"]: constants["b"][None]} if "b" in names else found
 
-    def _rotation(self, side: str, token: int) -> Array:
+    def rotation_at(self, side: str, token: int) -> Array:
         """[K, K], as factor on the right."""
         after = self._run.values[self._operands["QK".index(side)]]
         after = after if side == "Q" else after.swapaxes(-1, -2)
