@@ -520,22 +520,23 @@ def _weighted(operands: Sequence[tuple[Field, Array]], weight: Array) -> list[Ar
         for each, total in zip(made, sums, strict=True):
             each.append(total)
     wide = [each[0] if len(each) == 1 else np.concatenate(each, -1) for each in made]
-    powers = [field.modulus.powers[-scale - _LOWEST_EXPONENT] for field, _ in operands]
+    powers = [field.modulus.powers[-(scale or 0) - _LOWEST_EXPONENT] for field, _ in operands]
     return [field.mul(field.reduced(x), power) for (field, _), x, power in zip(operands, wide, powers, strict=True)]
 
 
-def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int) -> Iterator[Array]:
+def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | None) -> Iterator[Array]:
     """Entries of each field @ a part of a weight times 2^scale, of which the halves are the same in all fields."""
-    scaled = part.astype(np.float64)
-    scaled *= 2.0**scale
-    high = np.rint(scaled * 2.0**-26)
-    scaled -= high * 2.0**26
-    odd = np.rint(scaled) != scaled  # NaN and infinities too, and what has more digits
-    places = np.argwhere(odd).tolist() if odd.any() else []
-    if len(places) > (_FEW if part.ndim == 2 else 0) or not is_float(part):
+    if scale is not None:
+        scaled = part.astype(np.float64)
+        scaled *= 2.0**scale
+        high = np.rint(scaled * 2.0**-26)
+        scaled -= high * 2.0**26
+        odd = np.rint(scaled) != scaled
+        places = np.argwhere(odd).tolist() if odd.any() else []
+    if scale is None or len(places) > (_FEW if part.ndim == 2 else 0):
         for field, entries in operands:
-            lifted = field.mul(field.lift(part, scalar=False).entries, field.modulus.powers[scale - _LOWEST_EXPONENT])
-            yield field.product(_limbs(entries), _limbs(lifted))
+            power = field.modulus.powers[(scale or 0) - _LOWEST_EXPONENT]
+            yield field.product(_limbs(entries), _limbs(field.mul(field.lift(part, scalar=False).entries, power)))
         return
     high[odd] = scaled[odd] = 0.0
     rows = np.concatenate([entries for _, entries in operands], -2)
@@ -553,11 +554,10 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int) -
         yield total
 
 
-def _scale(weight: Array) -> int:
-    """The power of 2 by which most entries of a float32 weight are integers up to 2^51; 0 for another weight."""
-    narrow = is_float(weight) and weight.dtype.itemsize <= 4
-    top = float(np.abs(weight).max(initial=0)) if narrow else 0.0
-    return 51 - math.frexp(top)[1] if 0 < top < np.inf else 0
+def _scale(weight: Array) -> int | None:
+    """The power of 2 by which most entries are integers up to 2^51; None for float64, and with infinities or NaN."""
+    top = float(np.abs(weight).max(initial=0)) if is_float(weight) and weight.dtype.itemsize <= 4 else np.inf
+    return 51 - math.frexp(top)[1] if np.isfinite(top) else None
 
 
 def mix(h: Array) -> Array:
