@@ -1,7 +1,4 @@
-"""Attention and rotary embeddings, evaluated: beside onnxruntime and onnx, and in a field beside their parts.
-
-`tests/rewriter/graph/test_attention.py` holds what defines attention to onnxruntime, written out in a model.
-"""
+"""Attention and rotary embeddings, evaluated and written out: beside onnxruntime and onnx, and beside their parts."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rewriter.graph.attention import with_plain
 from tests.rewriter.evaluate import single
 from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, assert_judged, assert_same_in_field, normal, written
 
@@ -177,6 +175,17 @@ _CASES = [*_onnx(), *_packed(), *_multi_head(), *_grouped(), *_placed(), *_rotar
 @pytest.mark.parametrize("case", _CASES, ids=str)
 def test_row_agrees_with_its_judges(case: Case) -> None:
     assert_judged(case)
+
+
+@pytest.mark.parametrize("case", [case for case in _CASES if case.operator != "RotaryEmbedding"], ids=str)
+def test_written_out_it_computes_the_same(case: Case) -> None:
+    model, feeds = case.made
+    plain = with_plain(model)
+    assert not any(node.op_type.endswith("Attention") for node in plain.graph.node)
+    for one, other in zip(single.in_floats(plain, feeds), single.in_floats(model, feeds), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    for one, other in zip(single.by_onnxruntime(plain, feeds), single.in_floats(model, feeds), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 _SLIDING = [

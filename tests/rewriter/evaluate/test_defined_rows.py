@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 from onnx import inliner, shape_inference
 
-from tests.rewriter.evaluate.single import drawn, in_field, name_of, single
+from tests.rewriter.evaluate.single import (
+    assert_as_others,
+    assert_equal_in_both,
+    drawn,
+    in_field,
+    name_of,
+    settings,
+    single,
+)
+from tests.rewriter.evaluate.test_reductions import OTHERS
+from tests.rewriter.evaluate.test_reductions import RATIONAL as REDUCTIONS
+from tests.rewriter.evaluate.test_scalar import FUNCTIONS
+from tests.rewriter.evaluate.test_scalar import RATIONAL as ARITHMETIC
 
 ROWS = [
     *(
@@ -45,3 +57,15 @@ def test_rows_are_what_onnx_defines(operator: str, shapes: list[Any], attributes
     assert operator not in {node.op_type for node in defined.graph.node}
     left, right = (in_field(each, feeds, snaps=True)[0] for each in (model, defined))
     np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize(("operator", "shapes", "given"), [*ARITHMETIC, *FUNCTIONS, *REDUCTIONS, *OTHERS], ids=name_of)
+def test_rows_of_arithmetic_and_reductions(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
+    assert_as_others(operator, shapes, **settings(given))
+
+
+@pytest.mark.parametrize(("operator", "shapes", "given"), [*ARITHMETIC, *REDUCTIONS], ids=name_of)
+def test_rational_rows_in_the_field(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
+    stated = settings(given)
+    stated.pop("without", None)
+    assert_equal_in_both(*single(operator, drawn(shapes, 4), **stated))

@@ -95,14 +95,8 @@ def test_rows_of_moves_on_integers(operator: str, shapes: list[Any], attributes:
     """Plain arrays: the same numbers, and the same type, as the runtime computes."""
     given = settings(attributes)
     given.pop("without", None)
-    operands = drawn(
-        [
-            each.astype(np.int64) if isinstance(each, np.ndarray) and each.dtype == np.float32 else each
-            for each in shapes
-        ],
-        5,
-        np.int64,
-    )
+    shapes = [each.astype(np.int64) if getattr(each, "dtype", None) == np.float32 else each for each in shapes]
+    operands = drawn(shapes, 5, np.int64)
     model, feeds = single(operator, operands, **given)
     try:
         right = by_onnxruntime(model, feeds)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from rewriter.evaluate.arithmetic import Field, Modulus, multiply
 from rewriter.files.load import load_model
 from rewriter.ort.optimised import write_optimised
 from tests.rewriter.evaluate import single
@@ -176,3 +177,23 @@ def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:
     blocks = onnx.load(write_optimised(load_model(model), "all", tmp_path))
     assert "com.microsoft.nchwc" in {node.domain for node in blocks.graph.node}
     np.testing.assert_array_equal(single.in_field(blocks, feeds)[0], single.in_field(model, feeds)[0])
+
+
+_WEIGHTS = [
+    *((kind, (64, 65), []) for kind in (np.float32, np.float16, np.float64)), (np.float32, (9000, 2), [-1e30]),
+    *((np.float32, (64, 65), each) for each in ([1e30, 1e-12, 1e-40], 10.0 ** -np.arange(40), [-np.inf, 1.0])),
+    (np.float64, (64, 65), [-(2.0**60)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "shape", "unusual"), _WEIGHTS)
+def test_products_with_weights_are_exact(kind: Any, shape: tuple[int, int], unusual: list[float]) -> None:
+    """Of two fields at once, beside Python's integers."""
+    weight = _x(*shape).astype(kind)
+    weight.flat[: 3 * len(unusual) : 3] = unusual
+    fields = [Field(Modulus(), each) for each in (b"a", b"b")]
+    operands = [(field, _RNG.integers(field.p - 9, field.p, (2 + n, shape[0]))) for n, field in enumerate(fields)]
+    multiply(operands, weight)
+    for field, x in operands:
+        residues = field.lift(weight, scalar=False).entries.astype(object)
+        np.testing.assert_array_equal(field.modulus.weighted(field, x, weight), x.astype(object) @ residues % field.p)

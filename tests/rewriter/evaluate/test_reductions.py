@@ -7,14 +7,11 @@ import pytest
 
 from rewriter.evaluate.arithmetic import Unsupported
 from tests.rewriter.evaluate.single import (
-    assert_as_others,
-    assert_equal_in_both,
     assert_same_law,
     drawn,
     in_field,
     in_floats,
     ints,
-    name_of,
     settings,
     single,
     text_model,
@@ -23,7 +20,7 @@ from tests.rewriter.evaluate.single import (
 MICROSOFT = {"domain": "com.microsoft", "without": "onnx"}
 IDS, KINDS = np.array([[1, 4, 0], [2, 2, 3]], np.int32), np.array([[0, 1, 1], [1, 0, 0]], np.int32)
 POSITIVE = np.array([0.5, 1, 2, 0.25], np.float32)
-SHAPE = (2, 3, 4)
+SHAPE, OF_OLD = (2, 3, 4), {"opset": 11, "without": "onnx"}
 
 RATIONAL = [
     ("ReduceSum", [SHAPE, ints(-1, 0)], {}),
@@ -51,12 +48,8 @@ OTHERS = [
     ("ReduceLogSumExp", [SHAPE, ints(1, 2)], {"keepdims": 0}),
     ("ReduceLogSumExp", [np.array([[900, 899], [-900, -901]], np.float32), ints(1)], {"without": "float64"}),
     ("GlobalMaxPool", [(2, 3, 2, 4)], {}),
-    ("Softmax", [SHAPE], {}),
-    ("Softmax", [SHAPE], {"axis": 1}),
-    ("Softmax", [SHAPE], {"opset": 11, "without": "onnx"}),
-    ("Softmax", [SHAPE], {"opset": 11, "axis": -1, "without": "onnx"}),
-    ("LogSoftmax", [SHAPE], {"axis": 0}),
-    ("LogSoftmax", [SHAPE], {"opset": 11, "without": "onnx"}),
+    *(("Softmax", [SHAPE], given) for given in ({}, {"axis": 1}, OF_OLD, OF_OLD | {"axis": -1})),
+    *(("LogSoftmax", [SHAPE], given) for given in ({"axis": 0}, OF_OLD)),
     ("ArgMax", [SHAPE], {"axis": 1}),
     ("ArgMax", [np.array([[1, 3, 3], [2, 2, 0]], np.float32)], {"axis": 1, "select_last_index": 1, "keepdims": 0}),
     ("ArgMin", [np.array([[1, 1, 3], [2, 2, 2]], np.float32)], {"axis": -1, "keepdims": 0}),
@@ -81,18 +74,6 @@ OTHERS = [
     ("MeanVarianceNormalization", [(2, 3, 2, 4)], {"without": "float64"}),
     ("MeanVarianceNormalization", [(2, 3, 4)], {"axes": [1], "without": "onnxruntime float64"}),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("operator", "shapes", "given"), [*RATIONAL, *OTHERS], ids=name_of)
-def test_rows_of_reductions(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
-    assert_as_others(operator, shapes, **settings(given))
-
-
-@pytest.mark.parametrize(("operator", "shapes", "given"), RATIONAL, ids=name_of)
-def test_rational_rows_in_the_field(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
-    stated = settings(given)
-    stated.pop("without", None)
-    assert_equal_in_both(*single(operator, drawn(shapes, 4), **stated))
 
 
 LAWS = {  # beside the definitions of `test_defined_rows.py`

@@ -14,8 +14,6 @@ import pytest
 from rewriter.evaluate.arithmetic import sigmoid, softplus
 from rewriter.graph import elementwise
 
-POINTS = np.concatenate([np.linspace(-6.0, 6.0, 241), [-30.0, 30.0, 0.0, 0.5, -0.5]])
-
 
 def node(operator: str, domain: str = "", **attributes: Any) -> onnx.NodeProto:
     return onnx.helper.make_node(operator, [], ["out"], domain=domain, **attributes)
@@ -32,28 +30,15 @@ OTHER = np.array([1.0, 0.0, 3.0, 0.0, 0.5])
         ("And", (TRUTH, OTHER), [1.0, 0.0, 0.0, 0.0, 1.0]),
         ("Or", (TRUTH, OTHER), [1.0, 1.0, 1.0, 0.0, 1.0]),
         ("Not", (TRUTH,), [0.0, 0.0, 1.0, 1.0, 0.0]),
-        ("Sum", (TRUTH, OTHER, OTHER), [3.0, 1.0, 6.0, 0.0, -1.0]),
         ("Cast", (OTHER,), OTHER),
         ("CastLike", (OTHER, TRUTH), OTHER),
         ("Dropout", (OTHER, TRUTH), OTHER),
-        ("Clip", (OTHER,), OTHER),
-        ("Clip", (OTHER, np.array(0.25), np.array(1.5)), [1.0, 0.25, 1.5, 0.25, 0.5]),
-        ("Less", (TRUTH, OTHER), [0.0, 0.0, 1.0, 0.0, 1.0]),
     ],
 )
 def test_by_hand(operator: str, operands: tuple[Any, ...], expected: Any) -> None:
     result = elementwise.evaluate(node(operator), operands)
     np.testing.assert_array_equal(result, expected)
     assert result.dtype == np.float64
-
-
-@pytest.mark.parametrize(("operator", "plain"), [("BiasGelu", "Gelu"), ("FastGelu", "FastGelu")])
-def test_a_bias_is_added_before_the_activation(operator: str, plain: str) -> None:
-    found = elementwise.evaluate(node(operator, "com.microsoft"), [POINTS, np.array(0.75)])
-    expected = elementwise.evaluate(node(plain, "com.microsoft"), [POINTS + 0.75])
-    np.testing.assert_array_equal(found, expected)
-    without = elementwise.evaluate(node(operator, "com.microsoft"), [POINTS])
-    np.testing.assert_array_equal(without, elementwise.evaluate(node(plain, "com.microsoft"), [POINTS]))
 
 
 def test_tails_of_the_normal_distribution() -> None:
