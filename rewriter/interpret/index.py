@@ -277,12 +277,8 @@ class _Builder:
         tables = embedded(self._view, self._constants, start if norm is None else norm.data)
         for name, table in tables.items():
             rows, width = self._constants.shape(table.name) or (0, 0)
-            yield (
-                name,
-                HeadTensor(
-                    (rows - (table.first or 0), width), self._dtype(table.name), partial(self._embedding, table)
-                ),
-            )
+            shape, make = (rows - (table.first or 0), width), partial(self._embedding, table)
+            yield name, HeadTensor(shape, self._dtype(table.name), make)
         yield from self._scales("embed.ln", norm if tables else None)
         for before, after in pairwise(chain.stages):
             known = self._norms.setdefault(layer := before.sublayers[0].layer, set())
