@@ -30,6 +30,7 @@ from rewriter.proof.inputs.cases import Case
 MAX_TOKENS = 64  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES = 2**18  # of all original heads
 _MAX_SCORES, _SCORE_TERMS = 2**11, 5  # of all explained original heads; terms of each
+_SINK_FACTOR = 0.1  # for weights of the first token, when scores are chosen: many heads rest on it
 _LISTED_TOKENS = 8  # at either end of what a head reads or writes
 
 
@@ -61,13 +62,13 @@ def head_pictures(
     tokens = max(len(each) for each in activations.values())
     ids = given.token_ids(tokens)
     last = min(tokens, MAX_TOKENS)
-    effects, shown_logit = dict[str, Array](), None
+    effects, shown_logit, embed = dict[str, Array](), None, None
     if logit is not None:
         run = FrozenRun(index, given)
         scores = scores_of(run)
         linear = run.linear(logit, minus, position, {tensor for each in scores.values() for tensor in each.needed})
         found = attribution_of(run, linear, ())
-        effects |= found.effects
+        effects, embed = dict(found.effects), found.paths["embed"]
         last = max(position % tokens + 1, last)
         asked = [logit] if minus is None else [logit, minus]
         names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
@@ -100,6 +101,7 @@ def head_pictures(
         "model": "model in memory" if index.source.path is None else index.source.path.name,
         "tokens": [{"place": at, "text": f"#{at}" if ids is None else told(ids[at])} for at in window],
         "logit": shown_logit,
+        "embed": None if embed is None else [*map(_rounded, embed[shown])],  # what each token contributes to the logit
         "sublayers": [
             {
                 "name": each.name,
@@ -200,7 +202,8 @@ def _explained(
 
     # Keys of another sequence are one source.
     heads = [(name, place) for name, each in scores.items() if not each.cross for place in range(len(chosen[name]))]
-    weights = np.array([scores[name].pattern[chosen[name][place], own, own] for name, place in heads])
+    factors = np.where(np.array(window) == 0, _SINK_FACTOR, 1.0)
+    weights = np.array([scores[name].pattern[chosen[name][place], own, own] * factors for name, place in heads])
     for largest in np.argsort(-weights, axis=None, kind="stable")[:_MAX_SCORES].tolist():
         head, query, key = (int(each) for each in np.unravel_index(largest, weights.shape))
         (name, place), tokens = heads[head], (window[query], window[key])

@@ -58,6 +58,7 @@ def test_patterns_are_the_models(stem: str) -> None:
 def test_attributions_are_those_of_their_function() -> None:
     found, wanted = by_name(), attribute(MODEL, given("silu-decoder", 6), LOGIT)
     assert data()["logit"] == {"entry": str(LOGIT), "position": -1, "value": wanted.logit}
+    assert data()["embed"] == pytest.approx(wanted.paths["embed"], rel=1e-3)
     words = word_tokenizer([f"word{number}" for number in range(50)])
     assert data(minus=1, tokenizer=words)["logit"]["entry"] == f"'word{LOGIT}' - 'word1'"
     for name, head in found.items():
@@ -89,7 +90,7 @@ def test_scores_are_those_of_their_function(monkeypatch: pytest.MonkeyPatch) -> 
         assert shown == [(asked, told, pytest.approx(value, rel=1e-3)) for asked, told, value in wanted.top(5)]
     monkeypatch.setattr(contents, "_MAX_SCORES", 10)
     few = [head["scores"] or [] for head in head_pictures(MODEL, given("silu-decoder", 6), logit=LOGIT)["heads"]]
-    assert sum(map(len, few)) == 10
+    assert [bool(key) for rows in few for _, key, *_ in rows] == [True] * 10
 
 
 @slow

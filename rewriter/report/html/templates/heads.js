@@ -8,6 +8,7 @@ const heads = new Map(data.heads.map((head) => [head.name, head]));
 const attributed = data.heads.some((head) => head.effect !== null);
 let measure = attributed ? "effects" : "activation";
 let shown = null;
+let order = "layer";
 
 function make(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -49,33 +50,74 @@ function choose(name, focus = false) {
 }
 
 function step(by) {
-  const among = matching();
+  const among = order === "layer" ? matching() : [...matching()].sort(bySize);
   const place = among.indexOf(shown) + by;
   if (among.length) choose(among[(place + among.length) % among.length].name);
 }
 
-// -- all heads: a row for each sublayer -----------------------------------------------------------------------------
+// -- the first token ------------------------------------------------------------------------------------------------
+
+// Many heads rest on the first token: without it, the colours of a pattern tell its other weights apart.
+const original = data.heads.filter((head) => head.kind === "head" && !head.cross && head.pattern?.[0][1]?.length > 1);
+const toFirst = original.flatMap((head) => head.pattern[0].slice(1).map((row) => row[0]));
+const resting = data.tokens[0]?.place === 0 && toFirst.length ? toFirst.reduce((sum, value) => sum + value, 0) / toFirst.length : null;
+let without = resting > 0.4;
+const hatched = (head) => without && original.includes(head);
+const fullColour = (head) => (hatched(head) ? Math.max(...head.pattern[0].map((row) => Math.max(...row.slice(1)))) || 1 : 1);
+
+// By the square root, so that weights spread over many tokens can be seen.
+const shade = (value, full = 1) => Math.sqrt(Math.min(Math.max(value / full, 0), 1));
+
+function strongest(head, row) {
+  const weights = head.pattern[0][row];
+  const others = hatched(head) ? weights.slice(1) : weights;
+  const most = Math.max(...others);
+  return most > 0 ? weights.length - others.length + others.indexOf(most) : 0;
+}
+
+// -- all heads: a row for each layer, or the largest first ----------------------------------------------------------
 
 const buttons = new Map();
 const size = (head) => (attributed ? head.effect ?? 0 : head.activation.reduce((a, b) => (Math.abs(b) > Math.abs(a) ? b : a), 0));
+const bySize = (a, b) => Math.abs(size(b)) - Math.abs(size(a));
+const layerOf = (sublayer) => sublayer.replace(/\.[^.]*$/, "");
+// Layers are called by their numbers where nothing else tells them apart.
+const numbered = new Set(data.sublayers.map((each) => layerOf(each.name).replace(/\d+/g, "0"))).size === 1;
+const brief = (layer) => (numbered && layer.match(/\d+/g)?.join(".")) || layer;
 
 function map() {
-  const scale = Math.max(...data.heads.filter((head) => head.kind === "neuron").map((head) => Math.abs(size(head))), 0) || 1;
-  at("map").replaceChildren(...data.sublayers.filter((each) => each.shown).map((each) => {
-    const own = data.heads.filter((head) => head.sublayer === each.name);
-    if (each.kind === "neurons") own.sort((a, b) => Math.abs(size(b)) - Math.abs(size(a)));
-    const row = make("div", { class: `row ${each.kind}`, role: "group", "aria-label": each.name });
-    for (const head of own) {
-      const button = make("button", { type: "button", title: `${head.name}: ${number(size(head))}`, "aria-label": head.name, "aria-pressed": "false" });
-      if (each.kind === "neurons") coloured(button, Math.sign(size(head)) * Math.sqrt(Math.abs(size(head)) / scale), 1);
-      else button.append(thumbnail(head), String(head.number));
-      button.addEventListener("click", () => choose(head.name));
-      buttons.set(head.name, button);
-      row.append(button);
-    }
-    const missing = each.shown < each.count ? `, ${each.shown} of ${each.count} shown` : "";
-    return make("div", {}, make("p", { class: "side" }, `${each.name}${missing}`), row);
-  }));
+  const scales = Object.fromEntries(["head", "neuron"].map((kind) => [kind, largest(data.heads.filter((head) => head.kind === kind).map(size))]));
+  const cell = (head, label) => {
+    const button = make("button", { type: "button", title: `${head.name}: ${number(size(head))}`, "aria-label": head.name, "aria-pressed": "false" });
+    coloured(button, Math.sign(size(head)) * Math.sqrt(Math.abs(size(head)) / scales[head.kind]), 1);
+    if (head.kind === "head") button.append(thumbnail(head), make("span", {}, label));
+    button.addEventListener("click", () => choose(head.name));
+    buttons.set(head.name, button);
+    return button;
+  };
+  const row = (kind, name, ...cells) => make("div", { class: `row ${kind}`, role: "group", "aria-label": name, title: name }, ...cells);
+  const layers = new Set(data.sublayers.filter((each) => each.shown).map((each) => layerOf(each.name)));
+  const listed = data.sublayers.filter((each) => each.shown && (order === "layer" || each.kind === "neurons"));
+  const rows = [...layers].flatMap((layer) => {
+    const own = listed.filter((each) => layerOf(each.name) === layer).map((each) => {
+      const members = data.heads.filter((head) => head.sublayer === each.name);
+      if (each.kind === "neurons") members.sort(bySize);
+      const name = each.shown < each.count ? `${each.name}, ${each.shown} of ${each.count} shown` : each.name;
+      return row(each.kind, name, ...members.map((head) => cell(head, String(head.number))));
+    });
+    return own.length ? [make("div", { class: "layer" }, make("span", { class: "side", title: layer }, brief(layer)), make("div", { class: "rows" }, ...own))] : [];
+  });
+  if (order !== "layer") {
+    const sorted = data.heads.filter((head) => head.kind === "head").sort(bySize);
+    rows.unshift(row("heads sorted", "Heads, the largest first", ...sorted.map((head) => cell(head, `${brief(layerOf(head.sublayer))}.${head.number}`))));
+  }
+  const most = Math.max(...data.sublayers.filter((each) => each.kind === "heads").map((each) => each.shown), 1);
+  const width = order === "layer" ? Math.max(1, Math.min(3, 48 / layers.size, 18 / most)) : 3;
+  at("map").style.setProperty("--cell", `${width.toFixed(2)}rem`);
+  at("map").classList.toggle("small", width < 2.5);
+  at("map").replaceChildren(...rows);
+  for (const [key, button] of [["layer", "bylayer"], ["size", "bysize"]]) at(button).setAttribute("aria-pressed", String(key === order));
+  at("without").setAttribute("aria-pressed", String(without));
   search();
 }
 
@@ -83,16 +125,16 @@ function thumbnail(head) {
   const rows = head.pattern?.[0] ?? [];
   const canvas = make("canvas", { width: Math.max(rows[0]?.length ?? 0, 1), height: Math.max(rows.length, 1), "aria-hidden": "true" });
   const pen = canvas.getContext("2d");
-  pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--hot");
+  const [hot, muted] = ["--hot", "--muted"].map((name) => getComputedStyle(document.documentElement).getPropertyValue(name));
+  const full = fullColour(head);
   rows.forEach((row, y) => row.forEach((value, x) => {
-    pen.globalAlpha = shade(value);
+    const left = x === 0 && hatched(head);
+    pen.fillStyle = left ? muted : hot;
+    pen.globalAlpha = left ? (y % 2 ? 0.3 : 0) * shade(value) : shade(value, full);
     pen.fillRect(x, y, 1, 1);
   }));
   return canvas;
 }
-
-// By the square root, so that weights spread over many tokens can be seen.
-const shade = (value) => Math.sqrt(Math.min(Math.max(value, 0), 1));
 
 function matching() {
   const text = at("search").value.toLowerCase();
@@ -142,7 +184,7 @@ function point(row, column) {
     token.classList.toggle("attends", place === row);
     token.classList.toggle("attended", among && place === column);
     token.classList.toggle("linked", Boolean(among));
-    token.style.setProperty("--w", among ? shade(values[place] ?? 0).toFixed(3) : "0");
+    token.style.setProperty("--w", among && !(place === 0 && hatched(shown)) ? shade(values[place] ?? 0, fullColour(shown)).toFixed(3) : "0");
   });
   for (const svg of at("patterns").querySelectorAll("svg")) svg.mark(row);
   at("told").textContent = row === undefined || !values ? "Point at a token to see what it attends to."
@@ -198,6 +240,10 @@ function pattern(head, weights, what) {
     class: "map", viewBox: `0 0 ${left + across * side + 4} ${height}`, width: left + across * side + 4, height, tabindex: "0", role: "img",
     "aria-label": `Pattern ${what}: ${neuron ? "columns are tokens, rows" : "rows are tokens, columns"} what they attend to. Arrow keys read values.`,
   });
+  const full = fullColour(head);
+  const hatch = draw("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" });
+  hatch.append(draw("path", { class: "hatch", d: "M-1 1 1 -1M0 6 6 0M5 7 7 5" }));
+  if (hatched(head)) svg.append(hatch);
   for (let column = 0; column < across; column++) {
     if (side < 11 && column % 4) continue;
     const [x, y] = [left + column * side + side / 2 + 4, top - 6];
@@ -207,7 +253,11 @@ function pattern(head, weights, what) {
     if (high >= 11 || row % 4 === 0) svg.append(draw("text", { x: left - 6, y: top + row * high + high / 2 + 4, "text-anchor": "end" }, rows(row).replace("bias token", "bias").slice(0, 10)));
     for (let column = 0; column < across; column++) {
       const cell = draw("rect", { class: "cell", x: left + column * side, y: top + row * high, width: side, height: high, "data-row": row, "data-column": column });
-      cell.style.setProperty("--v", shade(weight(row, column)).toFixed(3));
+      cell.style.setProperty("--v", shade(weight(row, column), full).toFixed(3));
+      if (column === 0 && hatched(head)) {
+        cell.style.fill = "url(#hatch)";
+        cell.style.fillOpacity = shade(weight(row, column)).toFixed(3);
+      }
       svg.append(cell);
     }
   }
@@ -216,14 +266,14 @@ function pattern(head, weights, what) {
   svg.mark = (token) => {
     line.setAttribute("visibility", token === undefined ? "hidden" : "visible");
     line.setAttribute(neuron ? "x" : "y", neuron ? left + (token ?? 0) * side : top + (token ?? 0) * high);
-    if (token !== undefined && !neuron) explain(token, weights[token].indexOf(Math.max(...weights[token])));
+    if (token !== undefined && !neuron) explain(token, strongest(head, token));
   };
   const cursor = draw("rect", { class: "cursor", x: left, y: top, width: side, height: high, visibility: "hidden" });
   svg.append(line, cursor);
   const reading = make("p", { class: "reading", role: "status" }, "Point at a cell, or focus the pattern and use the arrow keys.");
   const terms = make("div", { class: "scroll terms" });
   const explain = (row, column) => terms.replaceChildren(...why(head, row, column));
-  if (!neuron && down && across) explain(down - 1, weights[down - 1].indexOf(Math.max(...weights[down - 1])));
+  if (!neuron && down && across) explain(down - 1, strongest(head, down - 1));
   let here = neuron ? [0, across - 1] : [down - 1, 0];
   const show = (row, column) => {
     here = [row, column];
@@ -248,14 +298,15 @@ function pattern(head, weights, what) {
     event.preventDefault();
     show(Math.min(Math.max(here[0] + move[0], 0), down - 1), Math.min(Math.max(here[1] + move[1], 0), across - 1));
   });
-  return [make("p", { class: "side" }, `${about}${what && `, ${what}`}; the stronger the colour, the larger the weight`), make("div", { class: "scroll" }, svg), reading, terms];
+  const except = hatched(head) ? `; the first token, hatched, is left out: full colour is ${number(full)}` : "";
+  return [make("p", { class: "side" }, `${about}${what && `, ${what}`}; the stronger the colour, the larger the weight${except}`), make("div", { class: "scroll" }, svg), reading, terms];
 }
 
 // Why a head attends: the score of a pair of tokens as a sum over what was written at both.
 function why(head, row, column) {
   const found = head.scores?.find(([query, place]) => query === row && place === column);
   const place = `${data.tokens[row].text} for ${key(column)}`;
-  if (!found) return head.scores ? [make("p", { class: "side" }, `Why ${place}: not on this page, which explains the largest weights of all heads.`)] : [];
+  if (!found) return head.scores ? [make("p", { class: "side" }, `Why ${place}: not on this page, which explains the largest weights of all heads, those of the first token last.`)] : [];
   const [, , total, added, rows] = found;
   const left = rows.reduce((sum, [, , value]) => sum - value, total - added);
   const scale = largest(rows.map(([, , value]) => value));
@@ -295,6 +346,21 @@ function ranking() {
 
 // -- the page -------------------------------------------------------------------------------------------------------
 
+function redraw() {
+  map();
+  choose(shown.name);
+  at("resting").textContent = resting === null ? "" : `Of their attention, heads give ${Math.round(100 * resting)} % to the first token${without ? ": hatched or grey, it is left out, and full colour is the largest other weight of each pattern" : ""}.`;
+}
+
+function tokens() {
+  if (!data.embed) return;
+  const parts = data.embed.map((value, place) => [data.tokens[place].text, value]);
+  parts.push(["everything else", data.logit.value - data.embed.reduce((sum, value) => sum + value, 0)]);
+  const scale = largest(parts.map(([, value]) => value));
+  at("parts").replaceChildren(...parts.map(([text, value]) => make("li", {}, coloured(make("span", {}, text), value, scale), make("small", {}, number(value)))));
+  at("bytokens").hidden = false;
+}
+
 at("search").addEventListener("input", search);
 at("search").addEventListener("keydown", (event) => {
   if (event.key !== "Enter") return;
@@ -302,10 +368,10 @@ at("search").addEventListener("keydown", (event) => {
   const [first] = matching();
   if (first) choose(first.name);
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  map();
-  choose(shown.name);
-});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
+at("bylayer").addEventListener("click", () => redraw(order = "layer"));
+at("bysize").addEventListener("click", () => redraw(order = "size"));
+at("without").addEventListener("click", () => redraw(without = !without));
 at("previous").addEventListener("click", () => step(-1));
 at("next").addEventListener("click", () => step(1));
 const wanted = data.logit;
@@ -314,9 +380,12 @@ at("about").textContent = wanted
   : `${data.tokens.length} tokens, ${data.heads.length} heads.`;
 if (data.heads.length) {
   at("main").hidden = false;
-  map();
+  at("without").hidden = resting === null;
+  at("bysize").textContent = attributed ? "By attribution" : "By activation";
+  tokens();
   ranking();
   const asked = (() => { try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; } })();
   const best = data.heads.reduce((a, b) => (Math.abs(b.effect ?? 0) > Math.abs(a.effect ?? 0) ? b : a));
-  choose(heads.has(asked) ? asked : best.name);
+  shown = heads.get(heads.has(asked) ? asked : best.name);
+  redraw();
 }

@@ -39,25 +39,6 @@ def failed() -> Report:
     return report
 
 
-def passed() -> Report:
-    return rewrite(mlp(ERF_GELU))
-
-
-REPORTS: dict[str, Any] = {
-    "gelu": passed,
-    "silu": lambda: rewrite(mlp(SILU)),
-    "relu": lambda: rewrite(mlp("h = Relu(y)")),
-    "mish": lambda: rewrite(mlp("p = Softplus(y) t = Tanh(p) h = Mul(y, t)")),
-    "float16": lambda: rewrite(mlp(SILU, elem="float16")),
-    "not-proved": lambda: rewrite(mlp(SILU), validate=False),
-    "dry-run": lambda: rewrite(mlp(SILU), dry_run=True),
-    "left": lambda: rewrite(mlp("r = Relu(y) h = Sin(r)"), fit=False),
-    "nothing-at-all": lambda: rewrite(mlp("h = Softmax(y)")),
-    "hostile": lambda: large(8, 8, names=HOSTILE),
-    "large": lambda: large(100, 2000),
-}
-
-
 def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
     """A report of many blocks, made by hand; `names` are used in turn, wherever a name may stand."""
 
@@ -89,7 +70,9 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         )
         for number in range(left)
     ]
-    regions = tuple(_region(row.name) for row in rows[:blocks])
+    bound = Bound(True, 1e-7, 2.4e-8, 2.1e-8, 0.5, exact=False, domain=None, cells=7)
+    facts = (), ("y",), None, 1, 9, bound, (("t0",), ("t0",))
+    regions = tuple(CertifiedRegion(row.name, row.name, *facts) for row in rows[:blocks])
     certificate = Certificate(False, regions, (Refusal("t", "t", named(0, "node"), "stands elsewhere"),), 0.1)
     outputs = {named(number, "output"): _stats(named(number, "output")) for number in range(60 if not names else 8)}
     provider = ProviderRun(outputs, 1.3, tuple(names))
@@ -112,29 +95,19 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
 def extreme() -> Report:
     """Errors that are 0, infinite, missing; no float64 evaluation; failures without end."""
     report = large(4, 0)
-    validation = report.validation
-    far = float("inf")
-    stats = replace(_stats("out"), max_abs=far, error=far)
+    stats = replace(_stats("out"), max_abs=float("inf"), error=float("inf"))
     provider = ProviderRun({"out": stats, "integers": stats}, None, ())
     failures = tuple(f"failure {number}" for number in range(1000))
     return replace(
         report,
         output="",
         exit_status=ExitStatus.VALIDATION_FAILED,
-        proof=replace(validation, failures=failures, providers={"cpu": provider}),
+        proof=replace(report.validation, failures=failures, providers={"cpu": provider}),
     )
 
 
 def _stats(name: str) -> Judgement:
     return Judgement(name, 1e-7, 1e-7, 1.6e-6, max_abs=1e-6)
-
-
-def _region(name: str) -> CertifiedRegion:
-    bound = Bound(True, 1e-7, 2.4e-8, 2.1e-8, 0.5, exact=False, domain=None, cells=7)
-    return CertifiedRegion(name, name, (), ("y",), None, 1, 9, bound, (("t0",), ("t0",)))
-
-
-REPORTS |= {"extreme": extreme, "failed": failed}
 
 
 def _head(sublayer: str, number: int, kind: str, text: str) -> dict[str, Any]:
@@ -167,7 +140,8 @@ def heads_data(text: str = "a") -> dict[str, Any]:
     return {
         "model": text,
         "tokens": [{"place": place, "text": each} for place, each in enumerate((text, " x", "y"))],
-        "logit": {"logit": 5, "minus": 6, "position": -1, "output": None, "value": 3.0},
+        "logit": {"entry": text, "position": -1, "value": 3.0},
+        "embed": [0.25, -0.5, 2.0],
         "sublayers": [
             {"name": attention, "kind": "heads", "count": 2, "shown": 2},
             {"name": neurons, "kind": "neurons", "count": 9, "shown": 2},
@@ -181,3 +155,18 @@ def heads_data(text: str = "a") -> dict[str, Any]:
         "missing": {"writes": text},
         "notes": [text],
     }
+
+
+REPORTS: dict[str, Any] = {
+    "gelu": lambda: rewrite(mlp(ERF_GELU)),
+    "relu": lambda: rewrite(mlp("h = Relu(y)")),
+    "float16": lambda: rewrite(mlp(SILU, elem="float16")),
+    "not-proved": lambda: rewrite(mlp(SILU), validate=False),
+    "dry-run": lambda: rewrite(mlp(SILU), dry_run=True),
+    "left": lambda: rewrite(mlp("r = Relu(y) h = Sin(r)"), fit=False),
+    "nothing-at-all": lambda: rewrite(mlp("h = Softmax(y)")),
+    "hostile": lambda: large(8, 8, names=HOSTILE),
+    "large": lambda: large(100, 2000),
+    "extreme": extreme,
+    "failed": failed,
+}

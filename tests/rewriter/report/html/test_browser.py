@@ -96,6 +96,7 @@ def test_tables_sort_with_the_keyboard(browser: Browser, pages: dict[str, Path])
 
 def test_a_head_is_drawn_chosen_and_read(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["heads"], width=1280)
+    assert texts(browser, "#parts li") == ["a0.250", " x-0.500", "y2.00", "everything else1.25"]
     # The head with the largest attribution comes first.
     assert texts(browser, "#head") == ["a.0.attn.1"]
     assert browser.value("document.querySelectorAll('#patterns rect.cell')[8].style.getPropertyValue('--v')") == "0.837"
@@ -130,10 +131,27 @@ def test_all_heads_on_a_map(browser: Browser, pages: dict[str, Path]) -> None:
     assert opacity == pytest.approx([round(255 * each**0.5) for each in (1, 0, 0, 0.5, 0.5, 0, 0.1, 0.2, 0.7)], abs=1)
     browser.value("document.querySelector('#map button').click()")
     assert texts(browser, "#head") == ["a.0.attn.0"]
+    browser.value("document.getElementById('bysize').click()")
+    assert browser.value(names) == ["a.0.attn.1", "a.0.attn.0", "a.0.mlp_heads.1", "a.0.mlp_heads.0"]
     for text, found in (("mlp_heads", 2), ("ATTN.1", 1), ("b", 4), ("nothing", 0)):
         browser.value(f"document.getElementById('search').value = '{text}'; search()")
         assert texts(browser, "#matching") == [f"{found} of 4"]
         assert browser.value("document.querySelectorAll('#map button.other').length") == 4 - found
+
+
+def test_heads_that_rest_on_the_first_token(browser: Browser, tmp_path: Path) -> None:
+    data, page = heads_data(), tmp_path / "heads.html"
+    for head in data["heads"][:2]:
+        head["pattern"] = [[[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.6, 0.36, 0.04]]]
+    page.write_text(render_heads(data), encoding="utf-8")
+    browser.open(page, width=1280)
+    cells = "[...document.querySelectorAll('#patterns rect.cell')].slice(6)"
+    colours = f"{cells}.map((each) => each.style.fill || each.style.getPropertyValue('--v'))"
+    assert browser.value(colours) == ['url("#hatch")', "1.000", "0.333"]
+    assert "75 % to the first token: hatched" in texts(browser, "#resting")[0]
+    assert texts(browser, ".terms")[0].startswith("Why y for  x: not on this page")
+    browser.value("document.getElementById('without').click()")
+    assert browser.value(colours) == ["0.775", "0.600", "0.200"]
 
 
 def test_a_token_and_what_it_attends_to(browser: Browser, pages: dict[str, Path]) -> None:

@@ -32,9 +32,6 @@ class Page(HTMLParser):
         if tag not in VOID:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
     def handle_endtag(self, tag: str) -> None:
         assert self._open[-1:] == [tag], (tag, self._open)
         self._open.pop()
@@ -118,7 +115,6 @@ def test_tables_are_named(name: str, pages: dict[str, str]) -> None:
     ("name", "verdict", "meaning", "sections"),
     [
         ("gelu", "Passed", "1 block, read as 72 attention heads, certified for every input, run on cpu", ALL),
-        ("mish", "Passed", "certified for every input", ALL),
         ("failed", "Failed", "refuted, nothing was written", ["What failed", *ALL[1:]]),
         ("left", "Nothing to convert", "1 candidate left", ["Blocks", "Made with"]),
         ("nothing-at-all", "Nothing to convert", "no candidate was found", ["Made with"]),
@@ -221,8 +217,7 @@ def test_names_change_nothing_but_text_in_the_page_of_heads(text: str) -> None:
     data, script = found.of("script")
     assert script == plain.of("script")[1]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https://", script)
-    assert "<" not in data
-    assert ">" not in data
+    assert not {*"<>"} & {*data}
     shown = json.loads(data)
     assert len(shown["model"]) <= 245
     assert shown["model"].isprintable()
@@ -231,8 +226,5 @@ def test_names_change_nothing_but_text_in_the_page_of_heads(text: str) -> None:
 
 def test_short_keeps_both_ends() -> None:
     assert short("x" * 240) == "x" * 240
-    cut = short("begin" + "x" * 10**6 + "end")
-    assert len(cut) == 240
-    assert cut.startswith("begin")
-    assert cut.endswith("end")
+    assert short("begin" + "x" * 10**6 + "end") == f"begin{'x' * 115}…{'x' * 116}end"
     assert short("a\x00\u202eb") == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}b"
