@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -65,8 +66,7 @@ def _filled(template: str, style: str, script: str, **context: Any) -> str:
     jinja = require_jinja()
     strict = {"autoescape": True, "undefined": jinja.StrictUndefined}
     made = jinja.Environment(loader=jinja.FunctionLoader(resource), trim_blocks=True, lstrip_blocks=True, **strict)
-    made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
-    made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_MAX_SENTENCE)}
+    made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_MAX_SENTENCE), "json": _json}
     allowed = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return str(made.get_template(template).render(style=style, script=script, policy=policy, **context)).strip() + "\n"
@@ -75,6 +75,12 @@ def _filled(template: str, style: str, script: str, **context: Any) -> str:
 def resource(name: str) -> str:
     """A template, a style sheet or a script, without white space around it."""
     return files("rewriter.report.html").joinpath("templates", name).read_text(encoding="utf-8").strip()
+
+
+def _json(data: Any) -> str:
+    """JSON inside a script element; jinja's `tojson` would escape the apostrophes around tokens too."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _hash(content: str) -> str:
@@ -102,11 +108,19 @@ def render_heads(data: Mapping[str, Any]) -> str:
     """The page of heads; its script writes the data, JSON in the page, as text only."""
     style, made = f"{resource('style.css')}\n{resource('heads.css')}", _shortened(data)
     for head in made["heads"]:
-        # Patterns are most of the page: as integers, which the script divides again, they are half as long.
-        head["pattern"] = head["pattern"] and [
-            [[round(1e4 * v) for v in row] for row in rows] for rows in head["pattern"]
-        ]
+        # Patterns are most of the page; the script makes weights and rows of all `keys` again.
+        patterns = head["pattern"] or []
+        head["keys"] = max((len(row) for rows in patterns for row in rows), default=0)
+        head["pattern"] = head["pattern"] and [[*map(_packed, rows)] for rows in patterns]
     return _filled("heads.html.j2", style, resource("heads.js"), data=made)
+
+
+def _packed(weights: Sequence[float]) -> list[int]:
+    """Weights as integers, without the zeros at the end, which are those of later tokens."""
+    made = [round(1e4 * weight) for weight in weights]
+    while made and not made[-1]:
+        made.pop()
+    return made
 
 
 def _shortened(value: Any) -> Any:

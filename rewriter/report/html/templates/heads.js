@@ -3,7 +3,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const SIDES = { Q: "Queries read", K: "Keys read", V: "Values read", O: "Writes" };
-for (const head of data.heads) head.pattern &&= head.pattern.map((rows) => rows.map((row) => row.map((value) => value / 1e4)));
+for (const head of data.heads) head.pattern &&= head.pattern.map((rows) => rows.map((row) => Array.from({ length: head.keys }, (_, place) => (row[place] ?? 0) / 1e4)));
 const heads = new Map(data.heads.map((head) => [head.name, head]));
 const attributed = data.heads.some((head) => head.effect !== null);
 let measure = attributed ? "effects" : "activation";
