@@ -355,8 +355,9 @@ function redraw() {
 function tokens() {
   if (!data.embed) return;
   const parts = data.embed.map((value, place) => [data.tokens[place].text, value]);
-  parts.push(["everything else", data.logit.value - data.embed.reduce((sum, value) => sum + value, 0)]);
-  const scale = largest(parts.map(([, value]) => value));
+  const rest = data.logit.value - data.embed.reduce((sum, value) => sum + value, 0);
+  const scale = largest([...data.embed, rest]);
+  parts.push(["everything else", Math.abs(rest) < 1e-3 * scale ? 0 : rest]); // the data have four digits
   at("parts").replaceChildren(...parts.map(([text, value]) => make("li", {}, coloured(make("span", {}, text), value, scale), make("small", {}, number(value)))));
   at("bytokens").hidden = false;
 }
