@@ -97,13 +97,19 @@ function map() {
   };
   const row = (kind, name, ...cells) => make("div", { class: `row ${kind}`, role: "group", "aria-label": name, title: name }, ...cells);
   const layers = new Set(data.sublayers.filter((each) => each.shown).map((each) => layerOf(each.name)));
+  const most = Math.max(...data.sublayers.filter((each) => each.kind === "heads").map((each) => each.count), 1);
+  const width = order === "layer" ? Math.max(1, Math.min(3, 48 / layers.size, 18 / most)) : 3;
+  const aligned = width * most < 18.1; // heads of one number stand below each other, with gaps for those not shown
   const listed = data.sublayers.filter((each) => each.shown && (order === "layer" || each.kind === "neurons"));
   const rows = [...layers].flatMap((layer) => {
     const own = listed.filter((each) => layerOf(each.name) === layer).map((each) => {
       const members = data.heads.filter((head) => head.sublayer === each.name);
       if (each.kind === "neurons") members.sort(bySize);
       const name = each.shown < each.count ? `${each.name}, ${each.shown} of ${each.count} shown` : each.name;
-      return row(each.kind, name, ...members.map((head) => cell(head, String(head.number))));
+      const made = row(each.kind, name, ...members.map((head) => cell(head, String(head.number))));
+      made.classList.toggle("aligned", aligned && each.kind === "heads");
+      members.forEach((head, place) => { made.children[place].style.gridColumn = head.number + 1; });
+      return made;
     });
     return own.length ? [make("div", { class: "layer" }, make("span", { class: "side", title: layer }, brief(layer)), make("div", { class: "rows" }, ...own))] : [];
   });
@@ -111,9 +117,8 @@ function map() {
     const sorted = data.heads.filter((head) => head.kind === "head").sort(bySize);
     rows.unshift(row("heads sorted", "Heads, the largest first", ...sorted.map((head) => cell(head, `${brief(layerOf(head.sublayer))}.${head.number}`))));
   }
-  const most = Math.max(...data.sublayers.filter((each) => each.kind === "heads").map((each) => each.shown), 1);
-  const width = order === "layer" ? Math.max(1, Math.min(3, 48 / layers.size, 18 / most)) : 3;
   at("map").style.setProperty("--cell", `${width.toFixed(2)}rem`);
+  at("map").style.setProperty("--heads", most);
   at("map").classList.toggle("small", width < 2.5);
   at("map").replaceChildren(...rows);
   for (const [key, button] of [["layer", "bylayer"], ["size", "bysize"]]) at(button).setAttribute("aria-pressed", String(key === order));
