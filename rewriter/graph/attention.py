@@ -324,11 +324,11 @@ class _Expansion(Writer):
             filled = self.put("Add", self.put("Sub", before, held), places)
             filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_UNSEEN_POSITION))
             key_positions = self.put("Concat", filled, positions, axis=1)
-            if bias:  # by the positions of keys; arbitrary where there is no key
+            if bias:  # by the positions of keys; arbitrary for places without a key
                 known = self.put("Less", key_positions, self.size(bias, 3))
                 columns = self.put("Where", known, key_positions, self.constant(0))
                 bias = self.taken(bias, self.axis(columns, 1, 2), 3)
-            # New entries follow the cached ones; a sliding cache evicts the oldest. The unused tail stays as it was.
+            # New entries follow the cached ones; a sliding cache evicts the oldest. The unused tail does not change.
             all_held = self.put("Add", held, count)
             gone = self.put("Sub", all_held, self.resident(total, capacity)) if windows else self.constant([0])
             index = self.put("Add", self.places(capacity if windows else self.put("Max", capacity, longest)), gone)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import rewriter.evaluate.nodes
-from rewriter.evaluate.arithmetic import Unsupported
+from rewriter.evaluate.arithmetic import Floats, Unsupported, content
+from rewriter.evaluate.evaluator import Evaluator, Program
+from rewriter.files.load import load_model
 from tests.rewriter.evaluate.single import (
     assert_equal_in_both,
     assert_near,
@@ -89,10 +92,6 @@ def test_refuses_what_it_cannot_know(reason: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_integer_inputs_decide_is_known_inside_and_outside() -> None:
-    from rewriter.evaluate.arithmetic import Floats
-    from rewriter.evaluate.evaluator import Evaluator, Program
-    from rewriter.files.load import load_model
-
     nodes = (
         "z = Cast <to = 1> (k) v = Loop <body = body (int64 i, bool go, float s) => (bool more, float t) {"
         " more = Identity(go) t = Neg(s) }> (two, , z) y = Mul(x, v)"
@@ -109,3 +108,12 @@ def test_long_texts_are_told_apart() -> None:
     one, other = np.full(2000, "a", object), np.full(2000, "a", object)
     other[1000] = "b"
     assert [kernels.run(node, [each])[0][1000] for each in (one, other)] == ["a", "b"]
+
+
+def test_digests_of_large_results_are_those_of_their_numbers() -> None:
+    program, w = Program(load_model(text_model("y = Neg(x)", "float[n] x"))), np.arange(9e4).reshape(300, 300)
+    turned, same, joined = (helper.make_node(each, ["s"], ["y"]) for each in ("Transpose", "Identity", "Concat"))
+    given = (turned, np.transpose, w), (same, np.copy, w), (joined, np.concatenate, [w]), (joined, np.concatenate, [-w])
+    calls: Any = [(SimpleNamespace(node=node), lambda _, x, of=of: of(x), [x]) for node, of, x in given]
+    made = [content(program.moved(*each)) for each in calls]
+    assert [*map(made.index, made)] == [0, 1, 1, 3]

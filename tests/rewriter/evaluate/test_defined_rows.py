@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from onnx import inliner, shape_inference
 
+from tests.rewriter.evaluate import test_reductions as reductions
+from tests.rewriter.evaluate import test_scalar as arithmetic
 from tests.rewriter.evaluate.single import (
     assert_as_others,
     assert_equal_in_both,
@@ -15,10 +17,6 @@ from tests.rewriter.evaluate.single import (
     settings,
     single,
 )
-from tests.rewriter.evaluate.test_reductions import OTHERS
-from tests.rewriter.evaluate.test_reductions import RATIONAL as REDUCTIONS
-from tests.rewriter.evaluate.test_scalar import FUNCTIONS
-from tests.rewriter.evaluate.test_scalar import RATIONAL as ARITHMETIC
 
 ROWS = [
     *(
@@ -59,12 +57,17 @@ def test_rows_are_what_onnx_defines(operator: str, shapes: list[Any], attributes
     np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.parametrize(("operator", "shapes", "given"), [*ARITHMETIC, *FUNCTIONS, *REDUCTIONS, *OTHERS], ids=name_of)
+RATIONAL = [*arithmetic.RATIONAL, *reductions.RATIONAL]
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "given"), [*RATIONAL, *arithmetic.FUNCTIONS, *reductions.OTHERS], ids=name_of
+)
 def test_rows_of_arithmetic_and_reductions(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
     assert_as_others(operator, shapes, **settings(given))
 
 
-@pytest.mark.parametrize(("operator", "shapes", "given"), [*ARITHMETIC, *REDUCTIONS], ids=name_of)
+@pytest.mark.parametrize(("operator", "shapes", "given"), RATIONAL, ids=name_of)
 def test_rational_rows_in_the_field(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
     stated = settings(given)
     stated.pop("without", None)

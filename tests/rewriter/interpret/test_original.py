@@ -172,7 +172,7 @@ def test_one_key_head_for_all_queries() -> None:
 
 
 def test_factors_and_biases() -> None:
-    """Nodes that are alike but for their constants, as those of queries and values, are distinguished."""
+    """Nodes that differ in their constants alone, such as queries and values, are distinguished."""
     biased = QUERIES.replace("q0 =", "qm =").replace("v0 =", "vm =") + "\n  qb = Add(bias, qm)\n  q0 = Mul(qb, two)"
     model = attention(f"{biased}\n  vb = Add(bias, vm)\n  v0 = Mul(vb, half)", SPLIT, SCORES, JOIN, OUT)
     only = one(model)
