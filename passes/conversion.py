@@ -11,7 +11,7 @@ from passes.fit import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
-from passes.options import DEFAULT_OPTIONS, LOCAL, FormOptions, Options
+from passes.options import COMPACT, DEFAULT_OPTIONS, LOCAL, FormOptions, Options
 from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program, stored
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
@@ -32,13 +32,21 @@ class Conversion:
     options: FormOptions = DEFAULT_OPTIONS
     # the linear operators as plain matrices; None if the form replaces the activation only
     projections: Projections | None = None
-    carried: int = 0  # bias tokens that all blocks of the network share (form `whole`); 0: its own
+    carried: int = 0  # bias tokens of the network's stream (form `whole`); 0: its own
     by_reference: str = ""  # why a form that replaces blocks keeps W1 and W2
 
     @property
     def longest(self) -> int | None:
         """The longest sequence that the form can process; None for any."""
-        return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
+        square = self.carried or self.form not in (LOCAL, COMPACT, "masked")
+        return self.options.positions if square else None
+
+    @property
+    def ends(self) -> tuple[list[str], str]:
+        """The tensors that the heads replace everything between: what they read, and their result."""
+        if self.projections is None:
+            return [self.block.gate, self.block.value], self.block.output
+        return [self.projections.query.data], self.projections.result
 
     @property
     def compute_type(self) -> int:

@@ -11,7 +11,8 @@ from rewriter.options import option
 DEFAULT_MAX_TOKENS = 512  # positions in the forms with one-hot position columns
 LOCAL = "local"  # without offsets in exponentials, with the fewest operations
 WHOLE = "whole"  # the network on one stream, which its own heads read too
-FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)  # as in FORMS, which imports this
+COMPACT = "compact"  # over the keys that a mask allows
+FORM_NAMES = (LOCAL, COMPACT, "masked", "maskless", "staged", WHOLE)  # as in FORMS, which imports this
 ALREADY = "it is attention heads already"  # why blocks of an earlier run are left
 EXPOSED = ("q", "scores", "pattern", "z")  # tensors of a sublayer that can be outputs of the model
 
@@ -33,6 +34,14 @@ class FormOptions:
         "(forms compact and masked; repeatable).",
         metavar="NAMES[:GLOB]",
         see="forms.md#tensors-as-outputs",
+    )
+    keys: str = option(
+        "all",
+        "Keys of the heads of neurons in form whole: all tokens and bias tokens, or only those that W_QK allows, as in "
+        "form compact.",
+        choices=("all", "allowed"),
+        rare=True,
+        see="forms.md#the-whole-network",
     )
     d_head: int = 64  # of the linear sublayers of form `staged`: that of the model's own attention
 

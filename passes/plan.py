@@ -149,14 +149,14 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
 
 
 def _kept_operators(conversions: list[Conversion]) -> list[str]:
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[tuple[str, str], list[str]] = {}
     for conversion in conversions:
         if conversion.by_reference:
-            reasons.setdefault(conversion.by_reference, []).append(conversion.block.name)
+            reasons.setdefault((conversion.form, conversion.by_reference), []).append(conversion.block.name)
     return [
-        f"form {conversions[0].form} keeps the linear operators of {len(names)} block{'s' * (len(names) > 1)} as "
+        f"form {form} keeps the linear operators of {len(names)} block{'s' * (len(names) > 1)} as "
         f"projections by reference, since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-        for reason, names in reasons.items()
+        for (form, reason), names in reasons.items()
     ]
 
 

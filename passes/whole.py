@@ -42,7 +42,7 @@ from passes.forms.softmax import (
     neuron_scores,
     type_of_positions,
 )
-from passes.options import DEFAULT_MAX_TOKENS
+from passes.options import DEFAULT_MAX_TOKENS, WHOLE
 from passes.programs.program import Array, groups_of
 from passes.record import Recognised
 from passes.sizes import Shapes, Sizes, shapes_at
@@ -176,8 +176,9 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
             for maker in map(view.made_by, view.back(node.input[0], SCORING)):
                 product = maker is not None and maker.op_type in ("MatMul", "FusedMatMul")
                 shape = (view.type_of(maker.input[0]).shape if maker is not None and product else None) or ()
-                if len(shape) == 4 and isinstance(shape[3], int):
-                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - sum(recognised.stream or ())
+                if maker is not None and len(shape) == 4 and isinstance(shape[3], int):
+                    joined = sum(recognised.stream or ()) * maker.output[0].endswith("/scores")  # q beside p P
+                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - joined
     return None, None
 
 
@@ -472,8 +473,9 @@ class Whole:
     def constants(self) -> list[onnx.TensorProto]:
         """The further columns and rows of the stream, and every W_QK between positions."""
         r, t, made = self.bias_tokens, self.max_tokens, dict[str, Array | Mask]()
-        made[POSITION_ROWS] = np.concatenate([np.ones((t, 1)), np.eye(t, r + t, r)], axis=1)[None]
-        made[BIAS_ROWS] = np.eye(r, 1 + r + t, 1)[None]
+        if self.neurons:
+            made[POSITION_ROWS] = np.concatenate([np.ones((t, 1)), np.eye(t, r + t, r)], axis=1)[None]
+            made[BIAS_ROWS] = np.eye(r, 1 + r + t, 1)[None]
         for count in self.neurons:  # a token attends to itself and to the first bias tokens
             weight = made[neuron_scores(count)] = np.full((r + t, r + t), -self.omega)
             np.fill_diagonal(weight[r:, r:], 0.0)
@@ -506,13 +508,14 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
         raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
-    blocks = [each.whole_block for each in conversions]
-    inside = frozenset(index for each in blocks for index in between(view, [each.query.data], [each.result]))
-    cores = cores_of(reader, inside, [each.result for each in blocks])
+    ends = [each.ends for each in conversions]
+    inside = frozenset(index for given, made in ends for index in between(view, given, [made]))
+    cores = cores_of(reader, inside, [made for _, made in ends])
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None
     most = longest or fixed or min(*map(_longest_fitting, conversions), DEFAULT_MAX_TOKENS)
     groups = [group for each in conversions for group in groups_of(each.program)]
+    square = [group.bias_tokens for each in conversions if each.form == WHOLE for group in groups_of(each.program)]
     kinds = {type_of_positions(each) for each in conversions}
     if len(kinds) > 1:
         raise LostError("some of its blocks are float64 and some are not", conversions[0].block.output)
@@ -522,13 +525,15 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
         max_tokens=most,
         elem_type=min(kinds),
         omega=max(default_omega(tuple(groups), min(kinds)), OMEGA),
-        neurons=tuple(sorted({group.bias_tokens for group in groups})),
+        neurons=tuple(sorted({*square})),
         reader=reader,
     )
 
 
 def _longest_fitting(conversion: Conversion) -> int:
     """The largest number of tokens for which the patterns of all heads stay within `LARGEST_PATTERN`."""
+    if conversion.form != WHOLE:
+        return DEFAULT_MAX_TOKENS
     one = (conversion.block.neurons or 1) * np.dtype(conversion.dtype).itemsize
     return max(1, int((LARGEST_PATTERN / one) ** 0.5) - 1 - conversion.program.bias_tokens)
 
@@ -601,24 +606,37 @@ class Join:
         last = bool(scores.table.any())
         self.first = b.sub(self.keys, count, "first_query") if last else b.integers(0)
         weight = b.read(self.whole.name_of(scores.table, scores.bias), self.whole.elem_type, "W_QK_positions")
-        weighed = b.node("MatMul", [self._columns(self.first, self.keys if last else count, "p_q"), weight], "p_q_W_QK")
-        bias = b.rows(b.read(BIAS_ROWS, self.whole.elem_type, "bias_token_rows"), 1, _END, 2, "p_bias")
-        both = b.concat([self._columns(b.integers(0), self.keys, "p_k"), bias], 1, "p_k_joined")
-        positions = self._spread(weighed, query, 0, "q_positions")
-        turned = self._spread(b.transpose(both, (0, 2, 1), "p_k_turned"), key, 1, "k_positions")
+        stop, literal = self.keys if last else count, bool(self.whole.neurons)
+        if literal:
+            weighed = b.node("MatMul", [self._columns(self.first, stop, "p_q"), weight], "p_q_W_QK")
+            bias = b.rows(b.read(BIAS_ROWS, self.whole.elem_type, "bias_token_rows"), 1, _END, 2, "p_bias")
+            both = b.concat([self._columns(b.integers(0), self.keys, "p_k"), bias], 1, "p_k_joined")
+            positions = self._spread(weighed, query, 0, "q_positions")
+            turned = self._spread(b.transpose(both, (0, 2, 1), "p_k_turned"), key, 1, "k_positions")
         key = self._padded(key, rank, -1, "k")
-        if scores.cap:
+        if scores.cap or not literal:
             made = b.node("MatMul", [query, key], "content")
             for index, place in scores.cap:
                 made = self._copy(index, place, made, f"content_{index}")
-            added = b.node("MatMul", [positions, turned], "position_scores")
-            made = b.add(made, added, f"scores/{self._limit}")
+            entries = (
+                b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(weight, stop)
+            )
+            made = b.add(made, entries, f"scores/{self._limit}")
         else:
             wide = b.concat([query, positions], -1, f"q/{self._limit}")
             made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self._limit}")], "scores")
         for number, each in enumerate(scores.data):
             made = b.add(made, self._data(each, f"data_{number}"), f"scores_with_data_{number}")
         return made
+
+    def _entries(self, weight: Tensor, stop: Tensor) -> Tensor:
+        """p P p^T, [N, S + R] or one for each head, as a part of P."""
+        b, r = self.b, self.whole.bias_tokens
+        first = [b.add(b.integers(r), end, f"{name}_row") for name, end in (("first", self.first), ("stop", stop))]
+        rows = b.node("Slice", [weight, *first, b.integers(-2)], "p_q_W_QK")
+        last = b.add(b.integers(r), self.keys, "stop_column")
+        parts = b.rows(rows, r, last, -1, "p_k"), b.rows(rows, 0, r, -1, "p_bias")
+        return b.concat(parts, -1, "p_k_joined")
 
     @property
     def _limit(self) -> str:

@@ -20,7 +20,7 @@ from passes.forms.softmax import (
     prepare_maskless,
 )
 from passes.match.blocks import Block
-from passes.options import LOCAL, WHOLE, Options
+from passes.options import COMPACT, LOCAL, WHOLE, Options
 from passes.programs.program import groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView, LostError, Miss
@@ -71,15 +71,22 @@ def _prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
     return replace(made, program=replace(made.program, domain=min(made.program.domain, 2.0**59)))
 
 
+def _prepare_whole(view: GraphView, conversion: Conversion) -> Conversion:
+    """As for form `compact` where that is asked for, or where the linear operators are not plain matrices."""
+    made = prepare_compact(view, replace(conversion, form=COMPACT))
+    plain = made.projections is not None and conversion.options.keys == "all"
+    return prepare_maskless(view, conversion) if plain else made
+
+
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
         Form(LOCAL, "each query against its own key and bias keys", _local, lambda _, each: each, emit_local),
-        Form("compact", "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
+        Form(COMPACT, "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
         Form("masked", "one attention sublayer under a mask", _square, prepare_masked, emit_masked),
         Form("maskless", "positions and -omega in W_QK, no mask", _square, prepare_maskless, emit_maskless),
         Form("staged", "three sublayers: linear, activation, linear", _staged, _prepare_staged, emit_staged),
-        Form(WHOLE, "one stream for the network, all masks in W_QK", _square, prepare_maskless, emit_whole),
+        Form(WHOLE, "one stream for the network, all masks in W_QK", _square, _prepare_whole, emit_whole),
     )
 }
 

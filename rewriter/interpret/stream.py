@@ -357,4 +357,4 @@ def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:
 def positions_of(view: GraphView, product: str) -> str:
     """The constant W_QK between positions of the model's own heads with this q k^T; empty in other forms."""
     node = view.made_by(f"{product.removesuffix('/content').removesuffix('/scores')}{_WEIGHED}")
-    return "" if node is None else node.input[1]
+    return "" if node is None else node.input[node.op_type == "MatMul"]

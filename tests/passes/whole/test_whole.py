@@ -1,22 +1,25 @@
 """Form `whole`: no mask operator, literal weights, limits; `tests.passes.test_networks` has the network in numpy."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper, shape_inference
+from onnxruntime.quantization import quantize_dynamic
 
 from passes.forms.softmax import PREFIX
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
+from rewriter import heads
 from rewriter.graph.extract import ancestors
 from rewriter.graph.view import all_views
 from rewriter.ort.sessions import open_session
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
 from tests.conftest import slow
-from tests.errors import error_ratio
+from tests.errors import RATIO, error_ratio
 from tests.oracle import evaluate, tensors
 from tests.whole import ARCHITECTURES, without_padding
 
@@ -35,15 +38,16 @@ def load(name: str, *, padding: bool = True) -> onnx.ModelProto:
     return model if padding else without_padding(model)
 
 
-def planned(model: onnx.ModelProto) -> Plan:
-    plan = make_plan(model, WHOLE)
+def planned(model: onnx.ModelProto, keys: str = "all") -> Plan:
+    plan = make_plan(model, replace(WHOLE, forms=replace(WHOLE.forms, keys=keys)))
     assert len(plan.conversions) == 2
     assert plan.whole is not None
     return plan
 
 
+@pytest.mark.parametrize("keys", ["all", "allowed"])
 @SOME
-def test_float32_is_as_close_as_the_original(name: str) -> None:
+def test_float32_is_as_close_as_the_original(name: str, keys: str) -> None:
     """Sequences padded on either side, one of them so that a causal token may attend to nothing."""
     model = load(name)
     cases = [feeds(model, seed, 3, LONGEST - 5 * seed) for seed in range(3)]
@@ -52,7 +56,7 @@ def test_float32_is_as_close_as_the_original(name: str) -> None:
             case["attention_mask"][2, :4] = 0
     if name == "gelu-vision":
         cases = [feeds(model, seed) for seed in range(3)]
-    assert error_ratio(model, apply(planned(model)), cases, [True, False]) <= 1.5
+    assert error_ratio(model, apply(planned(model, keys)), cases, [True, False]) <= (1.5 if keys == "all" else RATIO)
 
 
 NEVER = {"Relu", "Sigmoid", "Tanh", "Erf", "Clip", "Where", "Gelu", "Trilu", "Softplus", "Min", "Max", "PRelu"}
@@ -131,9 +135,42 @@ def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
         np.testing.assert_allclose(made[name], values, rtol=0.0, atol=1e-12)
 
 
-def test_longer_sequences_fail_where_the_name_says_why() -> None:
+@EACH
+def test_heads_of_neurons_with_the_keys_that_w_qk_allows(name: str) -> None:
+    """The same weights as with all keys, but one key for each bias token and one for the token itself."""
+    model = load(name)
+    literal, allowed = (apply(planned(model, keys)) for keys in ("all", "allowed"))
+    fed = feeds(model, 0) if name == "gelu-vision" else feeds(model, 0, 2, LONGEST - 1)
+    made, expected = tensors(allowed, fed), evaluate(model, fed)
+    keys = {made[name].shape[-1] for name in made if "/heads/pattern" in name}
+    assert keys <= {2, 3, 9}, "two or more bias tokens for gates, eight for GELU"
+    for output, values in expected.items():
+        np.testing.assert_allclose(made[output], values, rtol=0.0, atol=1e-6)
+    index, other = heads(literal).tensors, heads(allowed).tensors
+    assert all(each.endswith("mlp_heads.P") for each in index.keys() - other.keys())
+    for each, tensor in other.items():
+        np.testing.assert_array_equal(tensor.make(), index[each].make(), err_msg=each)
+    positions = next(weight for weight in allowed.graph.initializer if "W_QK_positions" in weight.name)
+    changed = numpy_helper.to_array(positions).copy()
+    last = changed.shape[-1] - (8 if name == "gelu-vision" else 2)
+    changed[..., last, last - 1] += 1.0  # planted, at a score of the last token
+    positions.CopyFrom(numpy_helper.from_array(changed, positions.name))
+    wrong = tensors(allowed, fed)
+    assert max(float(np.abs(wrong[output] - values).max()) for output, values in expected.items()) > 1e-4
+
+
+def test_quantised_blocks_have_the_keys_that_w_qk_allows(tmp_path: Path) -> None:
+    """Their linear operators stay as projections, so that no matrix stands beside the columns of positions."""
+    quantize_dynamic(MODELS / "silu-decoder.onnx", tmp_path / "q.onnx")
+    plan = planned(onnx.load(tmp_path / "q.onnx"))
+    assert [each.form for each in plan.conversions] == ["compact", "compact"]
+    assert plan.notes[0].startswith("form compact keeps the linear operators of 2 blocks as projections by reference")
+
+
+@pytest.mark.parametrize("keys", ["all", "allowed"])
+def test_longer_sequences_fail_where_the_name_says_why(keys: str) -> None:
     model = load("relu-decoder")
-    result = apply(planned(model))
+    result = apply(planned(model, keys))
     with pytest.raises(Exception, match=f"sequence_longer_than_max_tokens_{LONGEST}"):
         open_session(result, "cpu", optimise=False).run(feeds(model, 0, 1, LONGEST + 1))
 
