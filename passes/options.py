@@ -12,7 +12,8 @@ DEFAULT_MAX_TOKENS = 512  # positions in the forms with one-hot position columns
 LOCAL = "local"  # without offsets in exponentials, with the fewest operations
 WHOLE = "whole"  # the network on one stream, which its own heads read too
 COMPACT = "compact"  # over the keys that a mask allows
-FORM_NAMES = (LOCAL, COMPACT, "masked", "maskless", "staged", WHOLE)  # as in FORMS, which imports this
+STAGED = "staged"  # three sublayers: linear, activation, linear
+FORM_NAMES = (LOCAL, COMPACT, "masked", "maskless", STAGED, WHOLE)  # as in FORMS, which imports this
 ALREADY = "it is attention heads already"  # why blocks of an earlier run are left
 EXPOSED = ("q", "scores", "pattern", "z")  # tensors of a sublayer that can be outputs of the model
 
@@ -35,11 +36,11 @@ class FormOptions:
         metavar="NAMES[:GLOB]",
         see="forms.md#tensors-as-outputs",
     )
-    keys: str = option(
-        "all",
-        "Keys of the heads of neurons in form whole: all tokens and bias tokens, or only those that W_QK allows, as in "
-        "form compact.",
-        choices=("all", "allowed"),
+    neurons: str = option(
+        "square",
+        "Heads of neurons in form whole: square, over all tokens and bias tokens; compact, over the keys that W_QK "
+        "allows; or staged, in three sublayers.",
+        choices=("square", COMPACT, STAGED),
         rare=True,
         see="forms.md#the-whole-network",
     )

@@ -27,7 +27,7 @@ from passes.fit import UNNAMED
 from passes.forms import FORMS
 from passes.match.blocks import Block, Dataflow
 from passes.match.linear import LinearOperator
-from passes.options import COMPACT, WHOLE, Options
+from passes.options import COMPACT, STAGED, WHOLE, Options
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.program import grid
 from rewriter.graph.constants import UNFIT, Constants, Read
@@ -127,8 +127,8 @@ def _check(conversion: Conversion) -> None:
         raise PlanError("a block has too many positions or bias tokens")
     if conversion.form not in FORMS:
         raise PlanError(f"the form of a block is not one of {', '.join(FORMS)}")
-    if conversion.carried and conversion.form not in (WHOLE, COMPACT):
-        raise PlanError("a block of another form than whole or compact shares bias tokens")
+    if conversion.carried and conversion.form not in (WHOLE, COMPACT, STAGED):
+        raise PlanError("a block of form local, masked or maskless shares bias tokens")
 
 
 # What JSON must be for a type, and that in words.

@@ -20,7 +20,7 @@ from passes.forms.softmax import (
     prepare_maskless,
 )
 from passes.match.blocks import Block
-from passes.options import COMPACT, LOCAL, WHOLE, Options
+from passes.options import COMPACT, LOCAL, STAGED, WHOLE, Options
 from passes.programs.program import groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView, LostError, Miss
@@ -72,10 +72,13 @@ def _prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def _prepare_whole(view: GraphView, conversion: Conversion) -> Conversion:
-    """As for form `compact` where that is asked for, or where the linear operators are not plain matrices."""
+    """As form `compact` where the linear operators are not plain matrices, or as the options say."""
     made = prepare_compact(view, replace(conversion, form=COMPACT))
-    plain = made.projections is not None and conversion.options.keys == "all"
-    return prepare_maskless(view, conversion) if plain else made
+    if made.projections is None or conversion.options.neurons == COMPACT:
+        return made
+    if conversion.options.neurons == STAGED:
+        return _prepare_staged(view, replace(conversion, form=STAGED))
+    return prepare_maskless(view, conversion)
 
 
 FORMS: dict[str, Form] = {
@@ -85,7 +88,7 @@ FORMS: dict[str, Form] = {
         Form(COMPACT, "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
         Form("masked", "one attention sublayer under a mask", _square, prepare_masked, emit_masked),
         Form("maskless", "positions and -omega in W_QK, no mask", _square, prepare_maskless, emit_maskless),
-        Form("staged", "three sublayers: linear, activation, linear", _staged, _prepare_staged, emit_staged),
+        Form(STAGED, "three sublayers: linear, activation, linear", _staged, _prepare_staged, emit_staged),
         Form(WHOLE, "one stream for the network, all masks in W_QK", _square, _prepare_whole, emit_whole),
     )
 }

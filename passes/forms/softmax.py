@@ -144,8 +144,10 @@ def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     return float(2.0 ** ceil(log2(max(steepest * largest + offset, underflow))))
 
 
-def as_batches(b: Builder, tensor: Tensor, rank: int) -> Tensor:
-    """[..., tokens, width] as [batch, tokens, width]."""
+def as_batches(b: Builder, tensor: Tensor, rank: int, *, alone: bool = False) -> Tensor:
+    """[..., tokens, width] as [batch, tokens, width]; tokens of all batches on one axis as one, or each `alone`."""
+    if alone and rank == 2:  # neurons attend to the token itself and to bias tokens only
+        return b.unsqueeze(tensor, 1, "each_alone")
     if rank < 4:
         return tensor if rank == 3 else b.unsqueeze(tensor, 0, "one_batch")
     last_two = b.sizes(tensor, rank - 2, rank, "last_two")
@@ -181,7 +183,8 @@ def open_stream(
     """The block's input; as tokens, with their indicators (or `positions`) and m bias tokens; N as a 1-D tensor."""
     projections, m = conversion.whole_block, layout.bias_tokens
     data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    made, (batch, count) = with_indicator(b, as_batches(b, data, projections.rank), 0 if positions else m)
+    tokens = as_batches(b, data, projections.rank, alone=conversion.carried > 0)
+    made, (batch, count) = with_indicator(b, tokens, 0 if positions else m)
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
     if positions:
         own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
@@ -432,8 +435,7 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     b, projections, slots = Builder.of(view, conversion), conversion.whole_block, conversion.carried
     elem_type, model = type_of_positions(conversion), projections.query.in_features
     data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    # Where all tokens share an axis, each is a sequence here: neurons attend to it and to bias tokens only.
-    tokens = b.unsqueeze(data, 1, "each_alone") if projections.rank == 2 else as_batches(b, data, projections.rank)
+    tokens = as_batches(b, data, projections.rank, alone=True)
     count = b.sizes(tokens, 1, 2, "token_count")
     each = b.concat([b.sizes(tokens, 0, 1, "batch"), b.integers(1, 1)], 0, "each_batch")
     own = b.rows(b.read(POSITION_ROWS, elem_type, "token_columns"), 0, count, 1, "own_columns")

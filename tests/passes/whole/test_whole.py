@@ -38,16 +38,16 @@ def load(name: str, *, padding: bool = True) -> onnx.ModelProto:
     return model if padding else without_padding(model)
 
 
-def planned(model: onnx.ModelProto, keys: str = "all") -> Plan:
-    plan = make_plan(model, replace(WHOLE, forms=replace(WHOLE.forms, keys=keys)))
+def planned(model: onnx.ModelProto, neurons: str = "square") -> Plan:
+    plan = make_plan(model, replace(WHOLE, forms=replace(WHOLE.forms, neurons=neurons)))
     assert len(plan.conversions) == 2
     assert plan.whole is not None
     return plan
 
 
-@pytest.mark.parametrize("keys", ["all", "allowed"])
+@pytest.mark.parametrize("neurons", ["square", "compact", "staged"])
 @SOME
-def test_float32_is_as_close_as_the_original(name: str, keys: str) -> None:
+def test_float32_is_as_close_as_the_original(name: str, neurons: str) -> None:
     """Sequences padded on either side, one of them so that a causal token may attend to nothing."""
     model = load(name)
     cases = [feeds(model, seed, 3, LONGEST - 5 * seed) for seed in range(3)]
@@ -56,7 +56,9 @@ def test_float32_is_as_close_as_the_original(name: str, keys: str) -> None:
             case["attention_mask"][2, :4] = 0
     if name == "gelu-vision":
         cases = [feeds(model, seed) for seed in range(3)]
-    assert error_ratio(model, apply(planned(model, keys)), cases, [True, False]) <= (1.5 if keys == "all" else RATIO)
+    assert error_ratio(model, apply(planned(model, neurons)), cases, [True, False]) <= (
+        1.5 if neurons == "square" else RATIO
+    )
 
 
 NEVER = {"Relu", "Sigmoid", "Tanh", "Erf", "Clip", "Where", "Gelu", "Trilu", "Softplus", "Min", "Max", "PRelu"}
@@ -139,7 +141,7 @@ def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
 def test_heads_of_neurons_with_the_keys_that_w_qk_allows(name: str) -> None:
     """The same weights as with all keys, but one key for each bias token and one for the token itself."""
     model = load(name)
-    literal, allowed = (apply(planned(model, keys)) for keys in ("all", "allowed"))
+    literal, allowed = (apply(planned(model, neurons)) for neurons in ("square", "compact"))
     fed = feeds(model, 0) if name == "gelu-vision" else feeds(model, 0, 2, LONGEST - 1)
     made, expected = tensors(allowed, fed), evaluate(model, fed)
     keys = {made[name].shape[-1] for name in made if "/heads/pattern" in name}
@@ -167,10 +169,10 @@ def test_quantised_blocks_have_the_keys_that_w_qk_allows(tmp_path: Path) -> None
     assert plan.notes[0].startswith("form compact keeps the linear operators of 2 blocks as projections by reference")
 
 
-@pytest.mark.parametrize("keys", ["all", "allowed"])
-def test_longer_sequences_fail_where_the_name_says_why(keys: str) -> None:
+@pytest.mark.parametrize("neurons", ["square", "compact", "staged"])
+def test_longer_sequences_fail_where_the_name_says_why(neurons: str) -> None:
     model = load("relu-decoder")
-    result = apply(planned(model, keys))
+    result = apply(planned(model, neurons))
     with pytest.raises(Exception, match=f"sequence_longer_than_max_tokens_{LONGEST}"):
         open_session(result, "cpu", optimise=False).run(feeds(model, 0, 1, LONGEST + 1))
 
