@@ -19,22 +19,34 @@ from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
 from rewriter.graph.walk import functions_with, reads
 
-PURE = frozenset(
-    """
-    ConvTranspose ConvInteger NhwcConv NhwcFusedConv CausalConvWithState
-    Add Sub Sum Neg Mul Div Mean BiasAdd QLinearAdd QLinearMul CumSum Sin Cos Trilu
-    Softmax Attention MultiHeadAttention GroupQueryAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention
-    PackedAttention PackedMultiHeadAttention PagedAttention QAttention BiasSoftmax QLinearSoftmax
-    RotaryEmbedding GemmaRotaryEmbedding TensorScatter RelativePositionBias
-    Pow Sqrt Reciprocal ReduceMean ReduceSum ReduceSumSquare ReduceL2 LayerNormalization SimplifiedLayerNormalization
-    RMSNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization EmbedLayerNormalization LpNormalization
-    InstanceNormalization GroupNormalization GroupNorm SkipGroupNorm BatchNormalization MeanVarianceNormalization
-    Constant ConstantOfShape Shape Size CastLike Concat QLinearConcat Expand Tile Pad Where ScatterND ScatterElements
-    OneHot Resize Upsample DepthToSpace SpaceToDepth AveragePool GlobalAveragePool QLinearAveragePool
-    QLinearGlobalAveragePool GatherBlockQuantized ReorderInput ReorderOutput If Loop Scan
-    Equal Greater GreaterOrEqual Less LessOrEqual And Or Not
-    """.split()  # noqa: SIM905 - more readable for 80 names
-).union(PARTS, REARRANGED, QUANTISING, (name for _, name in LINEAR_OPERATORS))
+HEADS = "heads of neurons"
+PRODUCTS = "elementwise products"
+_NAMES = {
+    "attention": """
+        Softmax Attention MultiHeadAttention GroupQueryAttention DecoderMaskedMultiHeadAttention BiasSoftmax
+        DecoderMaskedSelfAttention PackedAttention PackedMultiHeadAttention PagedAttention QAttention QLinearSoftmax
+        """,
+    "linear": """
+        ConvTranspose ConvInteger NhwcConv NhwcFusedConv CausalConvWithState Add Sub Sum Neg Mul Div Mean BiasAdd
+        QLinearAdd QLinearMul CumSum RotaryEmbedding GemmaRotaryEmbedding Sin Cos AveragePool GlobalAveragePool
+        QLinearAveragePool QLinearGlobalAveragePool Resize Upsample
+        """,
+    "normalisation": """
+        Pow Sqrt Reciprocal ReduceMean ReduceSum ReduceSumSquare ReduceL2 LayerNormalization GroupNorm SkipGroupNorm
+        SimplifiedLayerNormalization RMSNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization
+        EmbedLayerNormalization LpNormalization InstanceNormalization GroupNormalization BatchNormalization
+        MeanVarianceNormalization
+        """,
+    "data movement": """
+        Constant ConstantOfShape Shape Size CastLike Concat QLinearConcat Expand Tile Pad Where ScatterND Trilu OneHot
+        ScatterElements DepthToSpace SpaceToDepth GatherBlockQuantized ReorderInput ReorderOutput If Loop Scan
+        Equal Greater GreaterOrEqual Less LessOrEqual And Or Not TensorScatter RelativePositionBias
+        """,
+}
+_OPERATORS = {kind: frozenset(names.split()) for kind, names in _NAMES.items()}
+_OPERATORS["linear"] |= {name for _, name in LINEAR_OPERATORS}
+_OPERATORS["data movement"] |= PARTS.union(REARRANGED, QUANTISING)
+PURE = frozenset[str]().union(*_OPERATORS.values())
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
 (also spelled out), moves and masks. Every other one outside heads counts if it reads data and makes no integers."""
 
@@ -76,6 +88,7 @@ class Accounting:
     attention_heads: int | None
     share: float
     remaining: dict[str, int]  # nonlinear operators that conversion leaves, and the products of `--gate product`
+    operators: dict[str, int]  # all that compute numbers from data, by what they are once converted
     tokens: int
 
     @property
@@ -105,7 +118,7 @@ def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
         parameters = sum(_elements(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights))
         blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, work / total, count, forms, refused))
     # Activations that are parts of another read the same weights.
-    return Accounting(tuple(blocks), d_head, heads, sum(works.values()) / total, _remaining(plan), tokens)
+    return Accounting(tuple(blocks), d_head, heads, sum(works.values()) / total, *_remaining(plan), tokens)
 
 
 def _costs(
@@ -133,15 +146,15 @@ def _elements(view: GraphView, weight: str) -> int:
     return prod(dim for dim in shape if isinstance(dim, int)) if shape else 0
 
 
-def _remaining(plan: Plan) -> dict[str, int]:
+def _remaining(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
     converted = {(each.block.path, index) for each in plan.conversions for index in each.block.region.nodes}
     converted |= {(view.path, index) for view in plan.views for index in plan.recognised.nodes(view)}
     local = {(each.domain, each.name) for each in plan.model.functions}
     pure = local - functions_with(plan.model, lambda node: key_of(node) not in local and not _is_pure(node))
-    counts: Counter[str] = Counter()
+    counts, kinds = Counter[str](), Counter[str]()
     counted: set[tuple[Path, int]] = set()
     for view in plan.views:
-        data: set[str] = set()
+        data, derived = set[str](), _Derived()
         for index, node in enumerate(view.nodes):
             read = [name for name in reads(node) if name not in view.constants]
             # Positions, for example, are computed from shapes alone, not from data.
@@ -149,16 +162,46 @@ def _remaining(plan: Plan) -> dict[str, int]:
                 continue
             data.update(node.output)
             whole = any(view.type_of(name).elem_type in _INTEGER_TYPES for name in node.output[:1])
-            if not whole and (view.path, index) not in converted and not (key_of(node) in pure or _is_pure(node)):
+            kind = derived.kind(node, [name for name in read if name in data or name in view.inputs])
+            if not whole and (view.path, index) in converted:
+                kinds[HEADS] += 1
+            elif not whole and not (key_of(node) in pure or _is_pure(node)):
                 counted.add((view.path, index))
                 counts[label(node).partition(" ")[0]] += 1
+                kinds["other"] += 1
+            elif not whole:
+                kinds[kind] += 1
     for block in (each.block for each in plan.left if each.block is not None):
         # An activation may be spelled with operators that do not count.
         if counted.isdisjoint((block.path, index) for index in block.region.nodes):
             counts[f"activation {block.identified.label}"] += 1
     if products := sum(conversion.block.product for conversion in plan.conversions):
         counts[PRODUCT] += products
-    return dict(sorted(counts.items()))
+    return dict(sorted(counts.items())), dict(kinds.most_common())
+
+
+class _Derived:
+    """Tells what operators are for, by operator and by what their operands are computed from."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, set[str]] = {"normalisation": set(), "linear": set()}  # by means; cosines and sines
+
+    def kind(self, node: onnx.NodeProto, data: list[str]) -> str:
+        """The kind of a node that reads `data`; nodes come in the order of the graph."""
+        found = next((kind for kind, names in _OPERATORS.items() if node.op_type in names), "data movement")
+        square = len({*data}) == 2
+        if node.op_type in ("MatMul", "FusedMatMul", "Einsum", "Gemm") and square:
+            found = "attention"
+        if found == "linear" and node.op_type in ("Mul", "Div") and len(data) == 2:
+            found = PRODUCTS if square else "normalisation"  # or a square
+        for kind, made in self._made.items():
+            begun = node.op_type.startswith("Reduce") if kind == "normalisation" else node.op_type in ("Sin", "Cos")
+            if begun or (data and made.issuperset(data)):
+                made.update(node.output)
+                found = kind if found == PRODUCTS else found
+            elif not made.isdisjoint(data) and node.op_type in ("Sub", "Mul", "Div"):
+                found = kind
+        return found
 
 
 def _is_pure(node: onnx.NodeProto) -> bool:

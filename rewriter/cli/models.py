@@ -216,6 +216,8 @@ def _show(console: Console, found: rewriter.Inspection) -> None:
     if accounting.head_dimension is not None:
         heads = "" if accounting.attention_heads is None else f"{accounting.attention_heads} heads per sublayer, "
         console.line(f"the model's own attention: {heads}head dimension {accounting.head_dimension}")
+    counts = (f"{count:,} {kind}" for kind, count in accounting.operators.items())
+    console.line(f"operators once converted: {', '.join(counts)}")
     console.line(f"purity once converted, nonlinearities that remain: {accounting.purity}")
     made = Counter(row.activation for row in found.report.left if row.reason == ALREADY)
     for activation, count in made.most_common():

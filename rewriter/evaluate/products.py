@@ -36,22 +36,35 @@ def _has_masks(call: Call, x: Any) -> bool:
     return is_float(x) and bool((x <= call.f.low).any())
 
 
+def _signed(call: Call, residues: Array) -> Array:
+    """Residues as the integers of the least magnitude."""
+    negative = call.f.neg(residues)
+    return np.asarray(np.where(residues < negative, residues, -negative))
+
+
 def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
     """How many masking constants each entry of x @ y contains; None where that is not known, too.
 
-    It is known where it does not depend on data: only then are all residues at a random point small integers.
+    It is known where it does not depend on data: only then are all residues at a random point small integers. A number
+    that is multiplied by data masks nothing.
     """
     if not call.f.reads_masks or x.ndim < 2 or y.ndim < 2:
         return None
-    first = _has_masks(call, x)
-    if first == _has_masks(call, y):
+    if not (_has_masks(call, x) or _has_masks(call, y)):
         return None
     x, y = (call.lift(each, scalar=False) for each in (x, y))
-    counts = Value(call.f.reduced((x if first else y).masks))
-    residues = call.f.matmul(counts, y) if first else call.f.matmul(x, counts)
-    negative = call.f.neg(residues)
-    made = np.where(residues < negative, residues, -negative)
-    return made if (np.abs(made) <= _LARGEST_COUNT).all() else None
+    found: list[Array] = []
+    for mine, other, axis in ((x, y, -2), (y, x, -1)):
+        if mine.masks is None:
+            continue
+        places = (*range(other.ndim - 2), -1 if axis == -2 else -2)
+        plain = (np.abs(_signed(call, other.entries)) <= _LARGEST_COUNT).all(axis=places)
+        counts = Value(call.f.reduced(np.where(plain if axis == -2 else plain[:, None], mine.masks, 0)))
+        if counts.entries.any():
+            found.append(call.f.matmul(*((counts, other) if axis == -2 else (other, counts))))
+    made = None if not found else found[0] if len(found) == 1 else call.f.add(*found)
+    signed = None if made is None else _signed(call, made)
+    return signed if signed is not None and (np.abs(signed) <= _LARGEST_COUNT).all() else None
 
 
 @operator("MatMul", product=True)

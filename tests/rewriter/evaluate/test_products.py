@@ -152,7 +152,16 @@ def test_masks_pass_through_a_product_that_data_does_not_change(side: str) -> No
     if turn:
         product = f"t = Transpose {turn} (s) y0 = MatMul(x2, t)"
     wanted = ~mask @ factors
-    for other, counts in ((factors.astype(np.float32), wanted), (_x(4, 3), None)):
+    some = factors + np.array(
+        [[0], [0.37], [0], [0]]
+    )  # data multiplies a column: no mask
+    low = np.where(factors == 3, -20000, factors)  # a mask on either side
+    for other, counts in (
+        (factors.astype(np.float32), wanted),
+        (_x(4, 3), None),
+        (some.astype(np.float32), ~mask[:, [0, 2, 3]] @ factors[[0, 2, 3]]),
+        (low.astype(np.float32), ~mask[:, [0, 1, 3]] @ factors[[0, 1, 3]]),
+    ):
         given = other.T.copy() if turn else other
         case = Case("Where", [_x(3, 4), mask, given])
         found = single.values(written(case, f"{masked} {product}"), case.made[1], single.field(False))[0].masks
