@@ -135,6 +135,11 @@ def train_command(names: tuple[str, ...], steps: int | None, seed: int, output: 
     type=click.Path(path_type=Path, file_okay=False),
     help="Keep the model files in this folder, and use the files already there.",
 )
+@click.option(
+    "--form",
+    type=click.Choice(("whole",)),
+    help="Try this form on all exports and on some variants; writes only tables/whole.txt.",
+)
 @click.option("--create-only", is_flag=True, help="Create the files of --files, without judging them.")
 def coverage_command(
     quick: bool,
@@ -144,25 +149,33 @@ def coverage_command(
     kept: Path | None,
     files: Path | None,
     create_only: bool,
+    form: str | None,
 ) -> None:
     """Put many model files through `rewrite`, and count the blocks and attention layers found in them."""
-    from models.cells import jobs
+    from models.cells import jobs, jobs_of_whole
     from models.coverage import Outcome, run_jobs
     from models.files import create_files
-    from models.matrix import summary, tables, totals, write
+    from models.matrix import summary, table_of_form, tables, totals, write
 
     def show(outcome: Outcome) -> None:
         state = outcome.refused or f"{outcome.converted}/{outcome.exist}, heads {outcome.found}/{outcome.attention}"
         mark = "" if outcome.complete else "  INCOMPLETE"
         click.echo(f"{outcome.job.entry} {outcome.job.column} {outcome.variant}: {state}{mark}", err=True)
 
-    chosen = [job for job in jobs(quick=quick) if not only or job.entry in only]
+    chosen = [job for job in (jobs_of_whole() if form else jobs(quick=quick)) if not only or job.entry in only]
     if create_only:
         if files is None:
             raise UsageError("--create-only needs --files FOLDER")
         create_files(files, chosen)
         return
-    outcomes = run_jobs(chosen, processes, show, kept, files)
+    outcomes = run_jobs(chosen, processes, show, kept, files, form=form or "")
+    if form:
+        text = table_of_form(outcomes, form)
+        if output is None:
+            click.echo(text, nl=False)
+        else:
+            (output.parent / "tables" / f"{form}.txt").write_text(text, encoding="utf-8")
+        return
     command = "python -m models coverage" + (" --quick" if quick else "") + "".join(f" --only {name}" for name in only)
     if output is None:
         click.echo(f"{summary(outcomes, command)}\n{tables(outcomes)}", nl=False)

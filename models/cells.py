@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.entry import DEFAULT_OPSETS, Dtype, Entry
 from models.extra import GROUPS
@@ -82,6 +82,19 @@ def jobs(*, quick: bool) -> tuple[Job, ...]:
     for group, listed in GROUPS.items():
         found += [Job(each.name, each.column, 0, "fp32", group, each.variants) for each in listed()]
     return tuple(found)
+
+
+WHOLE_VARIANTS = (
+    "ort-extended", "ort-transformers", "onnxslim", "int8-dynamic", "int4-nbits", "opset-24", "external-data",
+)  # fmt: skip
+"""What form `whole` is tried on, beside exports; of `SAMPLE` only."""
+
+
+def jobs_of_whole() -> tuple[Job, ...]:
+    """The default export of every entry by both exporters, and what other tools make of some."""
+    found = (job for job in jobs(quick=False) if job.group == "exports")
+    variants = dict.fromkeys(SAMPLE, WHOLE_VARIANTS)
+    return tuple(replace(job, variants=variants.get(job.entry, ())) for job in found)
 
 
 def _of_torchscript(entry: Entry) -> list[Job]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -42,6 +43,11 @@ LABELS = {
 """Activation name in transformers to its label in the rewriter."""
 
 MOST_PROCESSES = 2
+
+FEW_TOKENS = 32
+"""`--max-tokens` of the judged forms, unless a model's sequences are longer."""
+
+_TOO_FEW = re.compile(r"raise --max-tokens from \d+ to (\d+)")
 
 UNMENTIONED = "`heads` does not mention it"
 
@@ -98,6 +104,8 @@ def run_jobs(
     done: Callable[[Outcome], None] = lambda _: None,
     kept: Path | None = None,
     folder: Path | None = None,
+    *,
+    form: str = "",
 ) -> list[Outcome]:
     """The outcomes of all jobs, in their order.
 
@@ -107,10 +115,11 @@ def run_jobs(
         done: called with each outcome as it arrives.
         kept: a file with a line of JSON for each finished job, which is not run again; new ones are added to it.
         folder: keeps the model files; without it they are temporary.
+        form: judge what `--form FORM` does instead of the plain command.
     """
     known = {} if kept is None else _read(kept)
     left = [job for job in jobs if job not in known]
-    run = partial(run_job, folder=folder)
+    run = partial(run_job, folder=folder, form=form)
     for job, outcomes in zip(left, _parallel(run, left, processes) if processes > 1 else map(run, left), strict=True):
         known[job] = outcomes
         for outcome in outcomes:
@@ -160,16 +169,17 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def run_job(job: Job, folder: Path | None = None) -> list[Outcome]:
+def run_job(job: Job, folder: Path | None = None, form: str = "") -> list[Outcome]:
     """Judge an export and its variants, from the files in a folder or from temporary ones."""
     if folder is None:
         with tempfile.TemporaryDirectory() as scratch:
-            return run_job(job, Path(scratch))
+            return run_job(job, Path(scratch), form)
     outcomes = []
     for name in ("", *job.variants):
         empty = Outcome(job, name, get_variant(name).group if name else job.group)
         try:
-            outcomes.append(judge(file_of(folder, job, name), truth_of(job), empty))
+            path, truth = file_of(folder, job, name), truth_of(job)
+            outcomes.append(judge_form(path, truth, empty, form) if form else judge(path, truth, empty))
         except Refused as refusal:
             outcomes.append(replace(empty, refused=str(refusal)))
             if not name:
@@ -188,6 +198,29 @@ def judge(path: Path, truth: Truth, outcome: Outcome) -> Outcome:
     with tempfile.TemporaryDirectory() as scratch:
         outcome = _rewritten(path, Path(scratch, path.name), truth, outcome)
     return _indexed(path, outcome)
+
+
+def judge_form(path: Path, truth: Truth, outcome: Outcome, form: str) -> Outcome:
+    """Put a file through `rewrite --form FORM`, with as many tokens as it needs."""
+    copies = get_variant(outcome.variant).copies if outcome.variant else 1
+    outcome, tokens = replace(outcome, exist=truth.blocks * copies), FEW_TOKENS
+    with tempfile.TemporaryDirectory() as scratch:
+        while True:
+            try:
+                report = rewrite(path, Path(scratch, path.name), form=form, max_tokens=tokens)
+            except RewriteError as error:
+                return replace(outcome, proved=False, missed=(f"{type(error).__name__}: {first_line(error)}",))
+            reasons = sorted({row.reason or "" for row in report.left}, key=lambda reason: "network" not in reason)
+            needed = [int(found[1]) for each in reasons if (found := _TOO_FEW.search(each))]
+            if not needed:
+                break
+            tokens = max(needed)
+    converted = sum(not row.part_of for row in report.converted)
+    proof = report.proof
+    certified = None if proof is None or proof.certificate is None else proof.certificate.certified
+    missed = (*report.problems[:2], *reasons)
+    proved = None if proof is None else proof.passed
+    return replace(outcome, converted=converted, certified=certified, proved=proved, missed=missed)
 
 
 def _rewritten(path: Path, target: Path, truth: Truth, outcome: Outcome) -> Outcome:

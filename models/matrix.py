@@ -65,6 +65,35 @@ def tables(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(parts) + "\n"
 
 
+def table_of_form(outcomes: Sequence[Outcome], form: str) -> str:
+    """What `--form FORM` does with each architecture, by exporter and tool."""
+    made = [outcome for outcome in outcomes if not outcome.refused]
+    proved = [outcome for outcome in made if outcome.proved and outcome.converted]
+    architectures = {outcome.job.entry for outcome in made}, {outcome.job.entry for outcome in proved}
+    entries = [entry.name for entry in ENTRIES if entry.name in architectures[0]]
+    columns = list(dict.fromkeys((each.job.exporter, each.variant) for each in outcomes))
+    columns.sort(key=lambda column: (bool(column[1]), column[1], column[0]))
+    cells = {(each.job.entry, each.job.exporter, each.variant): _state(each) for each in outcomes}
+    titles = [" ".join(filter(None, column)) for column in columns]
+    rows = [_row(("architecture", *titles)), _row(("---", *("---" for _ in columns)))]
+    rows += [_row((name, *(cells.get((name, *column), "") for column in columns))) for name in entries]
+    reasons = ((each, reason) for each in made if each not in proved for reason in each.missed[:1])
+    return "\n".join([
+        f"Form {form}: {len(proved)} of {len(made)} files and {len(architectures[1])} of {len(architectures[0])} "
+        "architectures are proved,",
+        "certified and run. `refused`: nothing is converted; `-`: the tool cannot write the file; empty: not tried.",
+        "", *rows, "", "## Reasons", "", *_counted(reasons),
+    ]) + "\n"  # fmt: skip
+
+
+def _state(outcome: Outcome) -> str:
+    if outcome.refused:
+        return "-"
+    if not outcome.converted and outcome.proved is not False:
+        return "refused"
+    return "proved" if outcome.proved and outcome.certified else "**not proved**"
+
+
 def write(page: Path, outcomes: Sequence[Outcome], command: str) -> None:
     """Put the totals between their marks in a page, and the tables into `tables/coverage.txt` beside it.
 

@@ -58,8 +58,9 @@ def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
         if mine.masks is None:
             continue
         places = (*range(other.ndim - 2), -1 if axis == -2 else -2)
-        plain = (np.abs(_signed(call, other.entries)) <= _LARGEST_COUNT).all(axis=places)
-        counts = Value(call.f.reduced(np.where(plain if axis == -2 else plain[:, None], mine.masks, 0)))
+        plain = (np.abs(_signed(call, other.entries)) <= _LARGEST_COUNT).all(axis=places, keepdims=True)
+        plain = plain.reshape((1, -1) if axis == -2 else (-1, 1))
+        counts = Value(call.f.reduced(np.where(plain, mine.masks, 0)))
         if counts.entries.any():
             found.append(call.f.matmul(*((counts, other) if axis == -2 else (other, counts))))
     made = None if not found else found[0] if len(found) == 1 else call.f.add(*found)

@@ -152,9 +152,7 @@ def test_masks_pass_through_a_product_that_data_does_not_change(side: str) -> No
     if turn:
         product = f"t = Transpose {turn} (s) y0 = MatMul(x2, t)"
     wanted = ~mask @ factors
-    some = factors + np.array(
-        [[0], [0.37], [0], [0]]
-    )  # data multiplies a column: no mask
+    some = factors + np.array([[0], [0.37], [0], [0]])  # data multiplies a column: no mask
     low = np.where(factors == 3, -20000, factors)  # a mask on either side
     for other, counts in (
         (factors.astype(np.float32), wanted),
