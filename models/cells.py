@@ -84,9 +84,7 @@ def jobs(*, quick: bool) -> tuple[Job, ...]:
     return tuple(found)
 
 
-WHOLE_VARIANTS = (
-    "ort-extended", "ort-transformers", "onnxslim", "int8-dynamic", "int4-nbits", "opset-24", "external-data",
-)  # fmt: skip
+WHOLE_VARIANTS = ("ort-extended", "ort-transformers", "onnxslim", "int8-dynamic", "int4-nbits")
 """What form `whole` is tried on, beside exports; of `SAMPLE` only."""
 
 
