@@ -18,7 +18,7 @@ from passes.match.blocks import QUANTISING, Block, Finder, Left, Namer
 from passes.match.linear import AFTER_LINEAR, LINEAR_OPERATORS
 from passes.options import ALREADY, WHOLE, FormOptions, Options
 from passes.record import Recognised, inline_values, recognise, with_record
-from passes.whole import Join, Reader, Whole, own_attention, whole_for
+from passes.whole import SCORING, Join, Reader, Whole, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, inlined, splice
@@ -146,6 +146,22 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     if conversions and lowered.inlined:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
+
+
+def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:
+    """(heads, d_head) of the first attention that states them, from the query before its softmax."""
+    for view in views:
+        made = recognised.nodes(view)
+        for index, node in enumerate(view.nodes):
+            if node.op_type != "Softmax" or index in made:
+                continue
+            for maker in map(view.made_by, view.back(node.input[0], SCORING)):
+                product = maker is not None and maker.op_type in ("MatMul", "FusedMatMul")
+                shape = (view.type_of(maker.input[0]).shape if maker is not None and product else None) or ()
+                if maker is not None and len(shape) == 4 and isinstance(shape[3], int):
+                    joined = sum(recognised.stream or ()) * maker.output[0].endswith("/scores")  # q beside p P
+                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - joined
+    return None, None
 
 
 def _kept_operators(conversions: list[Conversion]) -> list[str]:

@@ -44,7 +44,6 @@ from passes.forms.softmax import (
 )
 from passes.options import DEFAULT_MAX_TOKENS, WHOLE
 from passes.programs.program import Array, groups_of
-from passes.record import Recognised
 from passes.sizes import Shapes, Sizes, shapes_at
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.edit import Replacement
@@ -166,22 +165,6 @@ class _Finder:
             raise LostError.at(node, "it would stay in a network of attention only")
 
 
-def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:
-    """(heads, d_head) of the first attention that states them, from the query before its softmax."""
-    for view in views:
-        made = recognised.nodes(view)
-        for index, node in enumerate(view.nodes):
-            if node.op_type != "Softmax" or index in made:
-                continue
-            for maker in map(view.made_by, view.back(node.input[0], SCORING)):
-                product = maker is not None and maker.op_type in ("MatMul", "FusedMatMul")
-                shape = (view.type_of(maker.input[0]).shape if maker is not None and product else None) or ()
-                if maker is not None and len(shape) == 4 and isinstance(shape[3], int):
-                    joined = sum(recognised.stream or ()) * maker.output[0].endswith("/scores")  # q beside p P
-                    return (shape[1] if isinstance(shape[1], int) else None), shape[3] - joined
-    return None, None
-
-
 # -- what is added to scores -------------------------------------------------------------------------------------------
 
 Mask = NDArray[np.bool_]
@@ -193,16 +176,18 @@ LOWEST = -4.0 * OMEGA
 _LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
 _USUAL = (_LENGTHS[-1], 0)
 _DATA_TRIALS = 8
+_INFINITE = "is not finite, or -infinity for all keys of a token"
 _MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
 _MAX_READ = 2**24  # elements of the weights from which a table is computed
 
 
 @dataclass(frozen=True)
 class Data:
-    """A term that depends on data."""
+    """A term that stays an addition to the scores, and why."""
 
     term: Term
     sizes: Sizes
+    why: str = "depends on data"
     low: float = 0.0  # what it adds to a forbidden score
     allowed: Mask | None = None  # [T, T], without what positions forbid
     layout: tuple[int, ...] = ()  # nodes behind the addition that split or insert axes before the last two
@@ -318,7 +303,9 @@ class Reader:
                 static = self.data.isdisjoint(term[1])
                 read = (self._table if static else self._of_data)(term, both, len(found.table[0]))
                 if isinstance(read, str):
-                    raise LostError.at(node, f"what it adds to the scores {read}")
+                    if read == _INFINITE:
+                        raise LostError.at(node, f"what it adds to the scores {read}")
+                    read = replace(self._data(term), why=read)
                 self._known[term, sizes] = read
             made = self._known[term, sizes]
             if not isinstance(made, Data):
@@ -355,9 +342,9 @@ class Reader:
             if square is None and case == _CACHED:
                 continue  # its sizes are not the sums that the names of dimensions say
             if square is None or (square != square[:1]).any():
-                return "cannot be computed by position alone"
+                return "differs between sequences"
             if not (square < np.inf).all() or (square.size and (square == -np.inf).all(-1).any()):
-                return "is not finite, or -infinity for all keys of a token"
+                return _INFINITE
             one = square[0, :1] if (square[0] == square[0, :1]).all() else square[0]
             table = np.repeat(table, len(one), axis=0) if len(one) > len(table) else table
             start = max(0, one.shape[2] - one.shape[1])
@@ -367,9 +354,11 @@ class Reader:
             part[:] = one
         return np.where(np.isnan(table), 0.0, table)
 
+    def _data(self, term: Term) -> Data:
+        return Data(term, max((self.sizes(name) for name in term[1] if name), key=len))
+
     def _of_data(self, term: Term, scores: Pair, most: int) -> Data:
-        sizes = [self.sizes(name) for name in term[1] if name]
-        found = Data(term, max(sizes, key=len))
+        found = self._data(term)
         # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
         table, rng = self._table(term, scores, most), np.random.default_rng(0)
         if isinstance(table, str) or len(table) > 1 or most < _LENGTHS[-1]:
@@ -465,10 +454,10 @@ class Whole:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        what = "depends on data and stays an addition to the scores, without what W_QK forbids by position"
-        masks = dict.fromkeys(each.term[1][0] for _, scores in self.cores for each in scores.data)
+        stay = "stays an addition to the scores, without what W_QK forbids by position"
+        masks = {each.term[1][0]: each.why for _, scores in self.cores for each in scores.data}
         sublayers = f"{len(self.cores)} attention sublayers of the model read positions and bias tokens"
-        return (sublayers, *(f"'{mask}' {what}" for mask in masks))
+        return (sublayers, *(f"'{mask}' {why} and {stay}" for mask, why in masks.items()))
 
     def constants(self) -> list[onnx.TensorProto]:
         """The further columns and rows of the stream, and every W_QK between positions."""

@@ -130,6 +130,13 @@ STAYS = {
     "a choice by data": "padding = Greater(given, nought) masked = Where(padding, scores, lowest)",
     "a table and data": f"{FAR} slopes = Mul(far, half) {PADDED} both = Add(slopes, low) masked = Add(scores, both)",
     "the scores again": "masked = Add(scores, scores)",
+    "a mask by the length": (
+        "from_end = Sub(count, row) near = Less(column, from_end) masked = Where(near, scores, lowest)"
+    ),
+    "another mask for each sequence": (
+        "size = Gather(shape, zero) end = Squeeze(size) n0 = Range(first, end, by) n1 = Unsqueeze(n0, one) "
+        "number = Unsqueeze(n1, one) near = LessOrEqual(column, number) masked = Where(near, scores, lowest)"
+    ),
     "other axes behind data": f"{FAR} m = Add(scores, given) n = Unsqueeze(m, one) masked = Squeeze(n, one)",
     "other axes behind what all of a batch share": (
         "shared = ReduceMax<keepdims = 1>(given) both = Add(shared, by_head) m = Add(scores, both) "
@@ -137,13 +144,15 @@ STAYS = {
     ),
 }
 
+WHY = {"a mask by the length": "depends on the length", "another mask for each sequence": "differs between sequences"}
+
 
 @pytest.mark.parametrize("lowest", [-1e9, -np.inf])
 @pytest.mark.parametrize("name", STAYS)
 def test_what_depends_on_data_stays_and_is_named(name: str, lowest: float) -> None:
     model = post_norm(STAYS[name], lowest=lowest)
     plan = plan_of(model)
-    assert any("depends on data and stays an addition" in note for note in plan.notes), plan.left
+    assert any(f"{WHY.get(name, 'depends on data')} and stays an addition" in note for note in plan.notes), plan.left
     given = fed(2, 7)
     given["given"] = np.asarray([[[1, 1, 1, 1, 1, 0, 0]], [[0, 1, 1, 0, 1, 1, 1]]], np.float32)
     before, after = (evaluate(each, given)["out"] for each in (model, apply(plan)))
@@ -152,10 +161,6 @@ def test_what_depends_on_data_stays_and_is_named(name: str, lowest: float) -> No
 
 REFUSED: tuple[tuple[str, str], ...] = (
     ("masked = Sigmoid(scores)", "Sigmoid 'masked': its scores are not a product of queries and keys"),
-    (
-        "from_end = Sub(count, row) near = Less(column, from_end) masked = Where(near, scores, lowest)",
-        "Where 'masked': what it adds to the scores depends on the length",
-    ),
     (
         "later = Less(row, column) masked = Where(later, scores, lowest)",
         "Where 'masked': what it adds to the scores is not finite, or -infinity for all keys of a token",
