@@ -615,7 +615,9 @@ class Join:
             wide = b.concat([query, positions], -1, f"q/{self._limit}")
             made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self._limit}")], "scores")
         for number, each in enumerate(scores.data):
-            made = b.add(made, self._data(each, f"data_{number}"), f"scores_with_data_{number}")
+            chosen = each.term[0] == "Where" and not each.layout
+            made = self._dropped(made, each, f"data_{number}") if chosen else made
+            made = b.add(made, self._data(each, f"data_{number}", chosen=chosen), f"scores_with_data_{number}")
         return made
 
     def _entries(self, weight: Tensor, stop: Tensor) -> Tensor:
@@ -647,17 +649,25 @@ class Join:
         lead = self.b.sizes(like, 0, 1 if known else -2, f"{name}_lead")
         return b.node("Expand", [tensor, b.concat([lead, b.integers(*heads, 1, 1)], 0, f"{name}_each")], name)
 
-    def _data(self, each: Data, name: str) -> Tensor:
+    def _dropped(self, scores: Tensor, each: Data, name: str) -> Tensor:
+        """0 where a number takes the place of scores: a token with such numbers alone weighs all keys the same."""
+        b, (condition, first, _) = self.b, each.term[1]
+        forbidden: Tensor = b.tensor(condition) if first else b.node("Not", [b.tensor(condition)], f"{name}_forbidden")
+        if self.whole.reader.sizes(condition)[-1] != 1:
+            forbidden = self._padded(forbidden, self._rank(condition), -1, f"{name}_forbidden_joined")
+        return b.node("Where", [forbidden, b.numbers("nought", 0.0), scores], f"{name}_dropped")
+
+    def _data(self, each: Data, name: str, *, chosen: bool) -> Tensor:
         """What depends on data, [..., N or 1, S + R or 1]."""
         b, zero, (operator, operands) = self.b, self.b.numbers("nought", 0.0), each.term
         wide = [self._wide(tensor, f"{name}_{at}") if tensor else zero for at, tensor in enumerate(operands)]
         made: Tensor = wide[0]
         if operator != "Identity":
-            chosen = [b.tensor(operands[0]), *wide[1:]] if operator == "Where" else wide
-            made = b.node(operator, chosen, f"{name}_added")
+            given = [b.tensor(operands[0]), *wide[1:]] if operator == "Where" else wide
+            made = b.node(operator, given, f"{name}_added")
         for index in each.layout:
             made = self._laid_out(index, made, f"{name}_{index}")
-        if each.allowed is not None:
+        if each.allowed is not None and not chosen:
             ends = ([self.first, b.integers(0)], "start"), ([self.keys, self.keys], "stop")
             bounds = [b.concat(end, 0, f"{name}_{which}") for end, which in ends]
             table = b.tensor(self.whole.name_of(each.allowed))

@@ -155,6 +155,8 @@ def test_what_depends_on_data_stays_and_is_named(name: str, lowest: float) -> No
     assert any(f"{WHY.get(name, 'depends on data')} and stays an addition" in note for note in plan.notes), plan.left
     given = fed(2, 7)
     given["given"] = np.asarray([[[1, 1, 1, 1, 1, 0, 0]], [[0, 1, 1, 0, 1, 1, 1]]], np.float32)
+    if "choice" in name and lowest > -np.inf:  # all keys of a token weigh the same then
+        given["given"][1] = 0.0
     before, after = (evaluate(each, given)["out"] for each in (model, apply(plan)))
     np.testing.assert_allclose(after, before, rtol=0.0, atol=2e-14)
 
