@@ -155,7 +155,8 @@ class HeadIndex(Mapping[str, Array]):
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all tensors to a `.safetensors` file, with `to_json` as metadata. Raises UsageError or ModelError."""
-        check_suffix(Path(path))
+        if Path(path).suffix != ".safetensors":
+            raise UsageError(f"{quoted(path)} must end in .safetensors")
         atomically(Path(path), self._write)
 
     def _write(self, file: BinaryIO) -> None:
@@ -427,9 +428,3 @@ def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: 
             raise UsageError(f"no {kind} matches '{glob}'; there are, for example, {examples}")
         found.update(own)
     return found
-
-
-def check_suffix(path: Path) -> None:
-    """Require the suffix `.safetensors`. Raises UsageError."""
-    if path.suffix != ".safetensors":
-        raise UsageError(f"{quoted(path)} must end in .safetensors")

@@ -48,7 +48,7 @@ _JOINING = ("Concat", "Add", "Sub", "Sum")  # all of their operands
 
 
 @contextmanager
-def noting(missed: list[Miss], what: str, node: str, kind: Literal["", "attention"]) -> Iterator[None]:
+def noting(missed: list[Miss], what: str, node: str, kind: Literal["", "attention"] = "") -> Iterator[None]:
     """Turn a failure of the block into a miss; `node` is named for nodes that do not fit together."""
     try:
         yield
