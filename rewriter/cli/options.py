@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -112,13 +113,7 @@ def output_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
 
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
     """A decorator that gives a command several options, in the order in which its help lists them."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
 def report_option(what: str, *flags: str) -> Callable[[Command], Command]:

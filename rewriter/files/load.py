@@ -7,6 +7,7 @@ the link, and the data files themselves may only be links inside such a cache.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import stat
 from contextlib import suppress
@@ -193,15 +194,17 @@ def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.Tensor
     """A sparse tensor as a runtime loads it. Raises ModelError for indices outside the tensor."""
     values, indices = (_values(each, base_dir) for each in (sparse.values, sparse.indices))
     name, dims, number = sparse.values.name, tuple(sparse.dims), values.size
+    bounds = dims if indices.ndim == 2 else (math.prod(dims),)
     fits = indices.dtype == np.int64 and values.ndim == 1 and indices.shape in ((number,), (number, len(dims)))
-    full, flat = np.zeros(dims, values.dtype), np.empty(0, np.int64)
-    with suppress(ValueError):  # a place outside the tensor
-        if fits:
-            flat = np.ravel_multi_index(np.atleast_2d(indices.T), dims if indices.ndim == 2 else (full.size,))
-    if len(np.unique(flat)) < number or not fits:
+    places = indices.reshape(number, len(bounds)) if fits else None
+    known = places is not None and not ((places < 0) | (places >= bounds)).any()
+    strides = np.array([math.prod(bounds[axis + 1 :]) for axis in range(len(bounds))], np.int64)
+    flat = np.empty(0, np.int64) if places is None or not known else places @ strides
+    if len(np.unique(flat)) < number or not known:
         raise malformed(
             f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values"
         )
+    full = np.zeros(dims, values.dtype)
     full.reshape(-1)[flat] = values
     return onnx.numpy_helper.from_array(full, name)
 
