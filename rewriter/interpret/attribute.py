@@ -360,7 +360,7 @@ class FrozenRun:
         else:
             affine = AffineMap(chain.unembedding, self.index.value_of)
             constants["unembed.b"] = np.asarray(float(affine.bias()[chosen] @ signs))
-            direction = affine.columns(chosen) @ signs * chain.factor
+            direction = affine.weight()[:, chosen] @ signs * chain.factor
         start, end = self.stream(chain.stages[0].before), self.freeze(chain.norm, chain.stages[-1].after, self._output)
         token = (position if chain.token is None else chain.token) % len(start)
         read = np.zeros((len(start), len(direction)))

@@ -71,11 +71,6 @@ class AffineMap:
         scale = self.value_of(self.norm.scale).reshape(-1, 1) if self.norm is not None and self.norm.scale else None
         return self._plain() if scale is None else scale * self._plain()
 
-    def columns(self, chosen: Sequence[int]) -> Array:
-        """Some columns of W, [in, chosen], without a folded normalisation; only these are widened."""
-        places = np.asarray(chosen) % self.projection.out_features + self.projection.start
-        return self._laid_out((..., places, slice(None)) if self.projection.transposed else (..., places))
-
     def bias(self) -> Array:
         """b, [out]."""
         biases = self.projection.biases
@@ -89,12 +84,9 @@ class AffineMap:
         return total
 
     def _plain(self) -> Array:
-        return self._laid_out(...)[:, self.projection.start : self.projection.stop]
-
-    def _laid_out(self, part: Any) -> Array:
-        held = self.value_of(self.projection.weight, part)
+        held = self.value_of(self.projection.weight)
         held = held.reshape(held.shape[-2:])
-        return held.T if self.projection.transposed else held
+        return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
 
 
 def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
