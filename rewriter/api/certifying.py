@@ -19,13 +19,14 @@ from rewriter.api.run import environment, name_of, silent
 from rewriter.compare.graphs import check_names
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
+from rewriter.files.save import sha256_of
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes
 from rewriter.ort.optimised import LEVELS, RULES, optimisers, write_optimised
 from rewriter.proof.prove import prove
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.run import Progress
-from rewriter.report.comparison import Certification, FileDigest, Level, RuntimeCertification, sha256_of
+from rewriter.report.comparison import Certification, FileDigest, Level, RuntimeCertification
 from rewriter.text import quoted
 
 NARROWEST = 1.0  # domain that a file may state for its own programs: no fit is narrower that nobody asked for

@@ -18,13 +18,11 @@ import rewriter
 from rewriter.cli.options import (
     MODEL,
     STANDARD,
-    check_new,
-    check_page,
-    check_report,
     command,
     declared_options,
     file_option,
     one_model,
+    output_option,
     report_option,
     with_options,
     write_report,
@@ -100,11 +98,6 @@ def _logit(told: str, *, required: bool = False) -> Callable[[Command], Command]
     return click.option("--logit", metavar="N[-M][:TOKEN]", required=required, callback=_logit_of, help=told)
 
 
-def _files_of(inputs: Inputs | None) -> tuple[Path, ...]:
-    paths = (inputs,) if isinstance(inputs, Path) or inputs is None else (inputs.tokenizer, inputs.arrays)
-    return tuple(path for path in paths if isinstance(path, Path))
-
-
 def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     """Print lines; to standard error where the JSON goes to standard output."""
     for line in lines:
@@ -119,11 +112,10 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     nothing="no heads were found",
 )
 @_model
-@file_option("-o", "--output", metavar="FILE.safetensors", help="Write the tensors to FILE.safetensors.")
-@file_option(
-    "--html",
-    "page",
-    metavar="FILE.html",
+@output_option("-o", "--output", suffix=".safetensors", new=True, help="Write the tensors to FILE.safetensors.")
+@output_option(
+    *("--html", "page"),
+    suffix=".html",
     help="Write a page with patterns, activations and tokens of heads on one sequence of --inputs.",
 )
 @_inputs("With --html: the inputs, one case.", optional=True)
@@ -144,25 +136,15 @@ def heads(
     MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. What is not understood
     is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
-    from rewriter.files.save import check_output
-    from rewriter.interpret.index import check_suffix
     from rewriter.report.html import render_heads
 
-    files = (model, output, *_files_of(inputs))
     if page is None:
         if inputs is not None or logit is not None:
             raise UsageError(f"--{'logit' if inputs is None else 'inputs'} is for the page; add --html FILE.html")
     elif inputs is None:
         raise UsageError("--html shows heads on inputs; add --inputs FILE.npz or --text TEXT")
-    else:
-        check_page(page, (*files, report))
-    check_report(report, files)
-    if output is not None:
-        check_suffix(output)
-        check_new(output)
     found = rewriter.heads(model)
     if output is not None:
-        check_output(output, source=found.source, force=False)
         found.write(output)
     if page is not None and inputs is not None:
         write_text(page, render_heads(rewriter.head_pictures(found, inputs, tokenizer=tokenizer, **logit or {})))
@@ -209,7 +191,9 @@ def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
 )
 @_model
 @_inputs("The inputs; several cases as case/input.")
-@file_option("--cache", metavar="FILE.npz", required=True, help="Write what was recorded, with the model's outputs.")
+@output_option(
+    "--cache", suffix=".npz", new=True, required=True, help="Write what was recorded, with the model's outputs."
+)
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
 def run_cached(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ...]) -> None:
     """Run MODEL on given inputs, and record the residual stream and what original and neuron heads compute.
@@ -217,16 +201,11 @@ def run_cached(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ..
     Names are those of TransformerLens' hooks, such as blocks.0.attn.hook_pattern. --text may be repeated: each text is
     a case.
     """
-    if cache.suffix != ".npz":
-        raise UsageError(f"'{cache}' must end in .npz")
-    check_new(cache)
     import numpy as np
 
-    from rewriter.files.save import check_output
     from rewriter.interpret.index import METADATA
 
     index = rewriter.heads(model)
-    check_output(cache, source=index.source, force=False)
     found = rewriter.run_with_cache(index, inputs, names=names)
     arrays: dict[str, Any] = {**found.cache, **{f"outputs/{name}": array for name, array in found.outputs.items()}}
     facts = index.to_json() | ({"tokens": found.tokens} if found.tokens else {})
@@ -263,7 +242,6 @@ def attribute(
     blocks.1.attn[0]:6:2, is attributed to what it reads. QUERY is the last token by default, KEY what it attends to
     most.
     """
-    check_report(report, (model, *_files_of(inputs)))
     if (logit is None) == (why is None):
         raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
     from rewriter.report.report import plain_data
@@ -332,16 +310,15 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
 @_model
 @_inputs("The inputs: one case.")
 @_logit("Entry", required=True)
-@file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json.")
+@output_option(
+    "-o", "--out", new=True, metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json."
+)
 def graph(model: Path, *, inputs: Inputs, logit: Logit, out: Path | None) -> None:
     """Make the attribution graph of a logit: tokens, biases, heads and neurons, and their direct effects.
 
     Edges are exact with patterns and normalisation denominators held, without transcoders and without error nodes. The
     file has the JSON schema of circuit-tracer and Neuronpedia.
     """
-    if out is not None:
-        check_report(out, (model, *_files_of(inputs)))
-        check_new(out)
     from rewriter.report.report import plain_data, write_json
 
     found = rewriter.attribution_graph(model, inputs, **logit)
@@ -391,7 +368,6 @@ def rank(
     With --against OTHER.onnx: which of them OTHER, such as MODEL quantised, computes most differently, and how much of
     the outputs' error goes when one of them alone is MODEL's again.
     """
-    check_report(report, (model, against, *_files_of(inputs)))
     if (against is None) != (inputs is None):
         raise UsageError("--inputs and --text are for --against" if inputs else "--against needs --inputs or --text")
     if against is not None and tokens:

@@ -16,13 +16,13 @@ from rewriter.cli.options import (
     MODELS,
     SETTINGS,
     STANDARD,
+    Checked,
     carried_out,
-    check_page,
-    check_report,
     check_suffix,
     command,
     declared_options,
     file_option,
+    output_option,
     rare_options,
     report_option,
     with_options,
@@ -74,7 +74,7 @@ Exit status:
 """
 
 
-class Screen(click.Command):
+class Screen(Checked):
     """A command whose help lists the options in `COMMON` only."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -113,8 +113,8 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 )
 @declared_options(Settings)
 @rare_options(Options, Settings)
-@file_option("--html", metavar="FILE.html", help="Write the report as a page.")
-@file_option("--certificate", metavar="FILE.json", help="Write the certificate; `rewrite certify --check` checks it.")
+@output_option("--html", suffix=".html", help="Write the report as a page.")
+@output_option("--certificate", suffix=".json", help="Write the certificate; `rewrite certify --check` checks it.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @report_option("the report")
 @click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
@@ -148,19 +148,13 @@ def convert(
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
     if STANDARD in (model, output):
         raise UsageError("models are read from files and written to files; '-' is for --report only")
-    others = (model, output, report, html)
-    check_report(report, (model, output), force=force)
     if not model.is_dir():
         check_suffix(output)
     elif html or certificate:
         flag = "--html" if html else "--certificate"
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert its files one by one")
-    check_page(html, others[:3], force=force)
-    if certificate is not None:
-        if certificate_only is False or dry_run:
-            raise UsageError("--certificate needs a run that proves its result")
-        check_report(certificate, others, force=force)
-
+    if certificate is not None and (certificate_only is False or dry_run):
+        raise UsageError("--certificate needs a run that proves its result")
     validate = {None: True, True: "certificate", False: False}[certificate_only]
     options |= {"dry_run": dry_run, "validate": validate, "force": force}
 
@@ -194,7 +188,6 @@ def convert(
 @report_option("what was found")
 def inspect(model: Path, *, tokens: int, report: Path | None) -> int:
     """Print the MLP blocks of MODEL, their size, and the heads that they would become; write nothing."""
-    check_report(report, (model,))
     return carried_out(report, lambda _: rewriter.inspect(model, tokens=tokens), _show)
 
 
@@ -247,7 +240,6 @@ def doctor(model: Path | None, *, report: Path | None) -> int:
 
     Every execution provider is started. With MODEL, its size is compared with memory and disk.
     """
-    check_report(report, (model,))
     return carried_out(report, lambda _: rewriter.doctor(model), _show_diagnosis)
 
 
@@ -327,7 +319,6 @@ def _compared(
     markdown: bool = False,
     **options: Any,
 ) -> int:
-    check_report(report, (a, b))
     from rewriter.report.sections import compared, in_markdown
 
     def shown(console: Console, found: rewriter.Comparison) -> None:
@@ -363,7 +354,6 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     Without REWRITTEN, what this onnxruntime makes of ORIGINAL is judged, at its levels basic, extended and all; where
     one is not certified, its optimisers are disabled one at a time, and the one at fault is named.
     """
-    check_report(report, (original, rewritten, check))
     from rewriter.report.comparison import read_certificate
     from rewriter.report.sections import at_levels, certified
 
@@ -399,7 +389,6 @@ def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Pa
     ORIGINAL, given again among MORE, shows the noise. A run includes copying inputs and outputs.
     """
     models = (original, rewritten, *more)
-    check_report(report, models)
     return carried_out(report, lambda told: rewriter.bench(*models, progress=told, **options), _show_times)
 
 

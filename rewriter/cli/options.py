@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rewriter.errors import RewriteError, UsageError
+from rewriter.files.atomic import check_directory, os_errors
 from rewriter.options import Option, options_of, unknown_option
 from rewriter.text import counted, quoted
 
@@ -39,7 +41,8 @@ def command(
     """A command whose help ends in its exit statuses; `usage` describes further usage errors."""
     statuses = {0: ok, 1: failed, 2: f"usage error, or {usage}" if usage else "usage error", 3: nothing, **further}
     lines = [f"  {status}  {meaning}" for status, meaning in statuses.items() if meaning]
-    return click.command(epilog="\n".join(["\b", "Exit status:", *lines, ""]), context_settings=SETTINGS)
+    epilog = "\n".join(["\b", "Exit status:", *lines, ""])
+    return click.command(cls=Checked, epilog=epilog, context_settings=SETTINGS)
 
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -63,50 +66,60 @@ def file_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
     return click.option(*flags, type=click.Path(path_type=Path), **given)
 
 
-def check_report(
-    report: Path | None, others: Sequence[Path | None], *, suffix: str = ".json", force: bool = False
-) -> None:
-    """Refuse, before the long work, a report that cannot be written, or would replace `others` or another file."""
-    if report is None or report == STANDARD:
-        return
-    if not report.parent.is_dir():
-        raise UsageError(
-            f"the directory of the report, {quoted(report.parent)}, does not exist; create it first (mkdir -p)"
-        )
-    if report.absolute() in [other.absolute() for other in others if other is not None]:
-        raise UsageError(f"the report {quoted(report)} would replace another file of this command; choose another path")
-    if report.is_dir() or (report.exists() and report.suffix != suffix and not force):
-        advice = "choose another path" if report.is_dir() else "remove it, or choose another path"
-        raise UsageError(f"{quoted(report)} exists and is not a {suffix} file; {advice}")
+class Output(click.Option):
+    """An option that names a file to write; `new`: one that replaces nothing, and ends in `suffix`."""
+
+    def __init__(self, *flags: Any, suffix: str = "", new: bool = False, **given: Any) -> None:
+        self.suffix, self.new = suffix, new
+        super().__init__(*flags, **{"type": click.Path(path_type=Path), "metavar": f"FILE{suffix}", **given})
+
+    def check(self, path: Path, others: Sequence[Path], *, force: bool) -> None:
+        """Refuse a file that cannot be written, or would replace `others` or a file of another kind."""
+        if self.suffix == ".html":
+            from rewriter.report.html import require_jinja
+
+            require_jinja()
+        if self.new and path.suffix != (self.suffix or path.suffix):
+            raise UsageError(f"{quoted(path)} must end in {self.suffix}")
+        if self.new and os.path.lexists(path):
+            raise UsageError(f"{quoted(path)} exists; remove it, or choose another output")
+        with os_errors("write", path):
+            check_directory(path.parent)
+        if path.absolute() in [other.absolute() for other in others]:
+            what = f"the {'output' if self.new else 'report'} {quoted(path)} would replace another file of this command"
+            raise UsageError(f"{what}; choose another path")
+        if path.is_dir() or (path.exists() and path.suffix != self.suffix and not force):
+            advice = "choose another path" if path.is_dir() else "remove it, or choose another path"
+            raise UsageError(f"{quoted(path)} exists and is not a {self.suffix} file; {advice}")
 
 
-def check_new(path: Path) -> None:
-    """Refuse, before the long work, an output that exists, for a command that replaces nothing."""
-    if os.path.lexists(path):
-        raise UsageError(f"{quoted(path)} exists; remove it, or choose another output")
+class Checked(click.Command):
+    """A command that refuses unfit outputs before the long work."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        given = {name: value if isinstance(value, tuple) else (value,) for name, value in ctx.params.items()}
+        for option in (each for each in self.params if isinstance(each, Output)):
+            (path,) = given.pop(str(option.name))
+            others = [each for values in given.values() for each in values if isinstance(each, Path)]
+            if path not in (None, STANDARD):
+                option.check(path, others, force=bool(ctx.params.get("force")))
+        return super().invoke(ctx)
+
+
+def output_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
+    """An option whose value is a file to write; `given` is as for `Output`."""
+    return click.option(*flags, cls=Output, **given)
 
 
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
     """A decorator that gives a command several options, in the order in which its help lists them."""
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
 def report_option(what: str, *flags: str) -> Callable[[Command], Command]:
     """The option of all commands with a result: where its JSON goes; `flags` are further names of it."""
-    return file_option(
-        *flags,
-        "--report",
-        "--json",
-        "report",
-        metavar="FILE.json",
-        help=f"Write {what} as JSON; -, or --json alone: to standard output instead of tables.",
-    )
+    told = f"Write {what} as JSON; -, or --json alone: to standard output instead of tables."
+    return output_option(*flags, "--report", "--json", "report", suffix=".json", help=told)
 
 
 def with_json_files(arguments: Sequence[str]) -> list[str]:
@@ -149,15 +162,6 @@ def check_suffix(output: Path | None) -> None:
     """Refuse a name for the result whose suffix is that of another kind of file."""
     if output is not None and output.suffix.lower() in _OTHER_FILES:
         raise UsageError(f"{quoted(output)} would be an ONNX model under another kind of name; end it in .onnx")
-
-
-def check_page(page: Path | None, others: Sequence[Path | None], *, force: bool = False) -> None:
-    """Refuse, before the long work, a page that cannot be rendered or written."""
-    if page is not None:
-        from rewriter.report.html import require_jinja
-
-        require_jinja()
-        check_report(page, others, suffix=".html", force=force)
 
 
 # -- options that dataclasses declare ----------------------------------------------------------------------------

@@ -182,11 +182,11 @@ def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
     prefix = re.sub(r"[^\w.+ -]", "_", out.stem) + "-"
     with os_errors("write", out):
         # Known before anything is written, so that a second run does not need the disk space of a second copy.
-        digest = hashlib.file_digest(data, "sha256").digest()
-        target = out.parent / f"{prefix}{digest.hex()[:12]}.data"
+        digest = hashlib.file_digest(data, "sha256").hexdigest()
+        target = out.parent / f"{prefix}{digest[:12]}.data"
         if os.path.lexists(target):
             status = target.lstat()
-            if not stat.S_ISREG(status.st_mode) or _digest_of(target) != digest:
+            if not stat.S_ISREG(status.st_mode) or sha256_of(target) != digest:
                 raise UsageError(
                     f"{quoted(target)} holds other data than its name says; remove it or choose another output name"
                 )
@@ -196,7 +196,7 @@ def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
             data.seek(0)
             with os.fdopen(handle, "wb", closefd=False) as file:
                 shutil.copyfileobj(data, file, CHUNK)
-            if _digest_of(temporary) != digest:
+            if sha256_of(temporary) != digest:
                 raise UsageError("the weights of the model changed while they were copied; run again")
             os.fsync(handle)
             if not os.path.lexists(target):
@@ -205,6 +205,10 @@ def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
     return target
 
 
-def _digest_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+def sha256_of(path: Path) -> str:
+    """The digest of a file. Raises ModelError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{quoted(path)} cannot be read: {error.strerror}; check the disk") from error

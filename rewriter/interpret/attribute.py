@@ -24,9 +24,8 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.rank import embedding_table
 from rewriter.interpret.run import GivenCases, Hook, InputsOrText, cases_of, hooks_of, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
+from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.trace import Norm
 
@@ -307,15 +306,14 @@ class FrozenRun:
     @property
     def beginning(self) -> dict[str, Array]:
         """The stream's first terms, [T, D] each: `embed` and, where more is added to tokens, `pos_embed`."""
-        start = self.stream(self.chain.stages[0].before)
+        view, name = self.index.view, self.chain.stages[0].before
+        start, table = self.stream(name), embedded(view, Constants(view), name).get("embed.W_E")
         ids = self.given.token_ids(len(start))
-        try:
-            table = embedding_table(self.index, self.chain.stages[0].before, start.shape[-1])
-        except UsageError:  # there is only one term
+        if table is None or ids is None:
             return {"embed": start}
-        embedded = start if ids is None else self.index.value_of(table, [*ids])
-        added = start - embedded
-        return {"embed": embedded, "pos_embed": added} if added.any() else {"embed": start}
+        rows = (self.index.value_of(table.name, [*ids]) - table.zero) * table.factor
+        added = start - rows
+        return {"embed": rows, "pos_embed": added} if added.any() else {"embed": start}
 
     @cached_property
     def batch(self) -> int:
@@ -360,7 +358,7 @@ class FrozenRun:
         else:
             affine = AffineMap(chain.unembedding, self.index.value_of)
             constants["unembed.b"] = np.asarray(float(affine.bias()[chosen] @ signs))
-            direction = affine.columns(chosen) @ signs * chain.factor
+            direction = affine.weight()[:, chosen] @ signs * chain.factor
         start, end = self.stream(chain.stages[0].before), self.freeze(chain.norm, chain.stages[-1].after, self._output)
         token = (position if chain.token is None else chain.token) % len(start)
         read = np.zeros((len(start), len(direction)))

@@ -71,11 +71,6 @@ class AffineMap:
         scale = self.value_of(self.norm.scale).reshape(-1, 1) if self.norm is not None and self.norm.scale else None
         return self._plain() if scale is None else scale * self._plain()
 
-    def columns(self, chosen: Sequence[int]) -> Array:
-        """Some columns of W, [in, chosen], without a folded normalisation; only these are widened."""
-        places = np.asarray(chosen) % self.projection.out_features + self.projection.start
-        return self._laid_out((..., places, slice(None)) if self.projection.transposed else (..., places))
-
     def bias(self) -> Array:
         """b, [out]."""
         biases = self.projection.biases
@@ -89,12 +84,9 @@ class AffineMap:
         return total
 
     def _plain(self) -> Array:
-        return self._laid_out(...)[:, self.projection.start : self.projection.stop]
-
-    def _laid_out(self, part: Any) -> Array:
-        held = self.value_of(self.projection.weight, part)
+        held = self.value_of(self.projection.weight)
         held = held.reshape(held.shape[-2:])
-        return held.T if self.projection.transposed else held
+        return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
 
 
 def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
@@ -155,7 +147,8 @@ class HeadIndex(Mapping[str, Array]):
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all tensors to a `.safetensors` file, with `to_json` as metadata. Raises UsageError or ModelError."""
-        check_suffix(Path(path))
+        if Path(path).suffix != ".safetensors":
+            raise UsageError(f"{quoted(path)} must end in .safetensors")
         atomically(Path(path), self._write)
 
     def _write(self, file: BinaryIO) -> None:
@@ -427,9 +420,3 @@ def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: 
             raise UsageError(f"no {kind} matches '{glob}'; there are, for example, {examples}")
         found.update(own)
     return found
-
-
-def check_suffix(path: Path) -> None:
-    """Require the suffix `.safetensors`. Raises UsageError."""
-    if path.suffix != ".safetensors":
-        raise UsageError(f"{quoted(path)} must end in .safetensors")

@@ -29,7 +29,6 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read, written
 from rewriter.interpret.run import InputsOrText, cases_of, values_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.run import open_model
 from rewriter.text import quoted
 
 HOW = ("zero", "mean")
@@ -244,11 +243,8 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
     error = _error([*values_of(changed, other_case, changed.view.outputs).values()], outputs)
     for place, row in enumerate(rows[:top]):
         tensor, change = moved[row.head]
-        held = {tensor: theirs[tensor] + change.reshape(theirs[tensor].shape)}
-        proto = replaced(changed, deepcopy(changed.proto), [(tensor, np.ones(1, np.bool_))], held)
-        session = open_model(replace(changed.source, proto=proto, path=None), "cpu", optimise=False)
-        made = session.run(other_case.feeds, changed.view.outputs)
-        still = _error([made[name] for name in changed.view.outputs], outputs)
+        held = {**other_case.feeds, tensor: theirs[tensor] + change.reshape(theirs[tensor].shape)}
+        still = _error([*values_of(changed, replace(other_case, feeds=held), changed.view.outputs).values()], outputs)
         rows[place] = replace(row, restored=1.0 - still / error if error else 0.0)
     return ChangedHeads(error, tuple(rows))
 

@@ -242,14 +242,14 @@ class GivenCases:
     """Given inputs as cases; of texts also their tokens."""
 
     cases: tuple[Case, ...]
+    maker: Callable[[], Maker]
     spelled: tuple[tuple[str, ...], ...] = ()
     texts: tuple[str, ...] = ()
     tokenizer: Any = None
-    ids: Callable[[], Sequence[tuple[int, ...]]] = tuple  # of the only case, of the first sequence in each such input
 
     def token_ids(self, length: int) -> tuple[int, ...] | None:
-        """The token ids of the first sequence; None where no input has ids for that many tokens."""
-        return next((ids for ids in self.ids() if len(ids) == length), None)
+        """The token ids of the first sequence of the only case; None where no input has ids for that many tokens."""
+        return next((ids for ids in _ids(self.maker().specs, self.only.feeds) if len(ids) == length), None)
 
     @property
     def only(self) -> Case:
@@ -266,27 +266,26 @@ class GivenCases:
 
 def cases_of(model: onnx.ModelProto, inputs: InputsOrText | GivenCases) -> GivenCases:
     """The cases of given inputs. Raises UsageError where they, or the tokenizer, do not fit the model."""
+    maker = cache(lambda: Maker(model))
     if isinstance(inputs, GivenCases):
         return inputs
     if not isinstance(inputs, Text):
-        cases = load_cases(as_given(inputs), model)
-        return GivenCases(cases, ids=cache(lambda: [*_ids(Maker(model).specs, cases[0].feeds)]))
+        return GivenCases(load_cases(as_given(inputs), model), maker)
     if inputs.arrays is None:
-        return _tokenized(model, inputs)
+        return _tokenized(maker, inputs)
     cases, opened = load_cases(as_given(inputs.arrays), model), open_tokenizer(inputs.tokenizer)
-    specs = Maker(model).specs
-    every = [next(iter(_ids(specs, case.feeds)), ()) for case in cases]
+    every = [next(iter(_ids(maker().specs, case.feeds)), ()) for case in cases]
     known = all(opened.id_to_token(number) is not None for ids in every for number in ids)
     spellings = tuple(tuple(spelling(opened, number) for number in ids) for ids in every) if known else ()
-    return GivenCases(cases, spellings, tokenizer=opened, ids=lambda: [*_ids(specs, cases[0].feeds)])
+    return GivenCases(cases, maker, spellings, tokenizer=opened)
 
 
-def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
+def _tokenized(made: Callable[[], Maker], given: Text) -> GivenCases:
     tokenizer = open_tokenizer(given.tokenizer)
     texts = (given.text,) if isinstance(given.text, str) else tuple(given.text)
     if not texts:
         raise UsageError("there is no text")
-    maker = Maker(model)
+    maker = made()
     unknown = next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None)
     if unknown is not None:
         raise UsageError(f"text does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
@@ -317,8 +316,7 @@ def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
         cases.append(Case(str(number), feeds))
         with refusing(f"the tokenizer cannot decode {quoted(text)}"):
             spellings.append(tuple(spelling(tokenizer, each) for each in ids))
-    ids = [*_ids(maker.specs, cases[0].feeds)]
-    return GivenCases(tuple(cases), tuple(spellings), texts, tokenizer, lambda: ids)
+    return GivenCases(tuple(cases), made, tuple(spellings), texts, tokenizer)
 
 
 def _ids(specs: Sequence[InputSpec], feeds: Mapping[str, Array]) -> Iterator[tuple[int, ...]]:

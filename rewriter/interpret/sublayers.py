@@ -24,6 +24,7 @@ from passes.record import Made, with_operators
 from rewriter.arrays import Array
 from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention
+from rewriter.interpret.trace import noting
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}  # heads, or operations, to the form with such programs
 
@@ -90,19 +91,14 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
         if block.path:
             missed.append(Miss(f"block {block.name}: it is in the body {block.where}", block.output))
             continue
-        try:
+        with noting(missed, f"block {block.name}", block.output):
             found.append(_heads(view, block, projections_of(view, block, packed=True), program))
-        except LostError as lost:
-            missed.append(Miss(f"block {block.name}: {lost.miss.reason}", lost.miss.node))
     known = [each for each in plan.recognised.blocks if not each.block.path]
     for made, flow in product(known, [Dataflow(view)] if known else ()):
-        try:
+        with noting(missed, f"block {made.block.name} is attention heads already", made.block.output):
             # The plan states the error of the file's own heads.
             heads = _of_made(view, flow, made, program)
             found.append(replace(heads, bound=max(heads.bound, made.conversion.max_error)))
-        except LostError as lost:
-            reason = f"block {made.block.name} is attention heads already, and {lost.miss.reason}"
-            missed.append(Miss(reason, lost.miss.node))
     return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
 
 

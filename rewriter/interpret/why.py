@@ -102,7 +102,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         run.start(place + 1, reads.needed)
         values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
         t, column = _at(query, len(values)), slice(number, number + 1)
-        written, weight = _written(run, place, by_member), affine.columns([number])
+        written, weight = _written(run, place, by_member), affine.weight()[:, column]
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))

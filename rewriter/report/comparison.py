@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from rewriter.compare import GraphDifference
-from rewriter.errors import ExitStatus, ModelError, UsageError
+from rewriter.errors import ExitStatus, UsageError
+from rewriter.files.save import sha256_of
 from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.report.report import VERSION, Result, by_problems, json_text, loud, reach
@@ -34,15 +34,6 @@ class FileDigest:
     def data(self) -> Mapping[str, str]:
         """The sha256 of its data files, by location: computed when a certificate is written or checked."""
         return {name: sha256_of(path) for name, path in self.files.items()}
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file. Raises ModelError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"{quoted(path)} cannot be read: {error.strerror}; check the disk") from error
 
 
 Verdict = Literal["certified", "certified at the sizes tried", "not proved", "different"]

@@ -17,6 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rewriter.errors import UsageError
 from rewriter.files.atomic import write_text
 from rewriter.report.report import Report
@@ -117,10 +119,7 @@ def render_heads(data: Mapping[str, Any]) -> str:
 
 def _packed(weights: Sequence[float]) -> list[int]:
     """Weights as integers, without the zeros at the end, which are those of later tokens."""
-    made = [round(1e4 * weight) for weight in weights]
-    while made and not made[-1]:
-        made.pop()
-    return made
+    return list(np.trim_zeros([round(1e4 * weight) for weight in weights], "b"))
 
 
 def _shortened(value: Any) -> Any:

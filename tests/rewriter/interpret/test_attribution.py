@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter import attribute, rewrite
-from rewriter.interpret.attribute import Attribution, NeuronStep, held, total
+from rewriter.interpret.attribute import Attribution, FrozenRun, NeuronStep, held, total
 from rewriter.interpret.stream import unchanged
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import FOLDER, feeds
@@ -51,6 +51,18 @@ def test_both_sums_equal_the_logit(stem: str, options: dict[str, Any]) -> None:
     for name, parts in (("direct", found.direct), ("paths", found.paths)):
         assert abs(found.residuals[name]) <= 1e-10 * sizes
         assert abs(found.logit - total(parts)) == abs(found.residuals[name])
+
+
+def test_a_factor_of_embeddings_belongs_to_the_tokens() -> None:
+    model, inputs = onnx.load(FOLDER / "relu-decoder.onnx"), given("relu-decoder")
+    place = next(at for at, each in enumerate(model.graph.node) if each.output[0] == "embedding")
+    model.graph.node[place].output[0] = "rows"
+    model.graph.node.insert(place + 1, onnx.helper.make_node("Mul", ["rows", "three"], ["embedding"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(3.0, np.float32), "three"))
+    run = FrozenRun(model, inputs)
+    run.linear(LOGIT, None, -1)
+    wanted = run.index["embed.W_E"][inputs["input_ids"][0]]
+    np.testing.assert_allclose(run.beginning["embed"], wanted, atol=1e-6)
 
 
 @cache
