@@ -26,9 +26,12 @@ _NAMES = {
         DecoderMaskedSelfAttention PackedAttention PackedMultiHeadAttention PagedAttention QAttention QLinearSoftmax
         """,
     "linear": """
-        ConvTranspose ConvInteger NhwcConv NhwcFusedConv CausalConvWithState Add Sub Sum Neg Mul Div Mean BiasAdd
-        QLinearAdd QLinearMul CumSum RotaryEmbedding GemmaRotaryEmbedding Sin Cos AveragePool GlobalAveragePool
-        QLinearAveragePool QLinearGlobalAveragePool Resize Upsample
+        ConvTranspose ConvInteger NhwcConv NhwcFusedConv CausalConvWithState Add Sub Sum Neg Mean BiasAdd QLinearAdd
+        CumSum RotaryEmbedding GemmaRotaryEmbedding Sin Cos AveragePool GlobalAveragePool QLinearAveragePool
+        QLinearGlobalAveragePool Resize Upsample
+        """,
+    PRODUCTS: """
+        Mul Div QLinearMul
         """,
     "normalisation": """
         Pow Sqrt Reciprocal ReduceMean ReduceSum ReduceSumSquare ReduceL2 LayerNormalization GroupNorm SkipGroupNorm
@@ -43,7 +46,8 @@ _NAMES = {
         """,
 }
 _OPERATORS = {kind: frozenset(names.split()) for kind, names in _NAMES.items()}
-_OPERATORS["linear"] |= {name for _, name in LINEAR_OPERATORS}
+_MATRICES = {name for _, name in LINEAR_OPERATORS}
+_OPERATORS["linear"] |= _MATRICES
 _OPERATORS["data movement"] |= PARTS.union(REARRANGED, QUANTISING)
 PURE = frozenset[str]().union(*_OPERATORS.values())
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
@@ -188,17 +192,17 @@ class _Derived:
     def kind(self, node: onnx.NodeProto, data: list[str]) -> str:
         """The kind of a node that reads `data`; nodes come in the order of the graph."""
         found = next((kind for kind, names in _OPERATORS.items() if node.op_type in names), "data movement")
-        square = len({*data}) == 2
-        if node.op_type in ("MatMul", "FusedMatMul", "Einsum", "Gemm") and square:
+        two = len({*data}) == 2
+        if found == "linear" and two and node.op_type in _MATRICES:
             found = "attention"
-        if found == "linear" and node.op_type in ("Mul", "Div") and len(data) == 2:
-            found = PRODUCTS if square else "normalisation"  # or a square
+        if found == PRODUCTS and not two:
+            found = "linear" if len(data) < 2 else "normalisation"  # or a square
         for kind, made in self._made.items():
             begun = node.op_type.startswith("Reduce") if kind == "normalisation" else node.op_type in ("Sin", "Cos")
             if begun or (data and made.issuperset(data)):
                 made.update(node.output)
                 found = kind if found == PRODUCTS else found
-            elif not made.isdisjoint(data) and node.op_type in ("Sub", "Mul", "Div"):
+            elif not made.isdisjoint(data) and found in ("linear", PRODUCTS):
                 found = kind
         return found
 

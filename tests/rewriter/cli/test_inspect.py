@@ -36,6 +36,10 @@ def test_json_counts_weights_and_heads(ran: Ran) -> None:
     assert [block["parameters"] for block in blocks] == [2 * 32 * 128] * 4
     assert sum(block["share"] for block in blocks) == pytest.approx(found["accounting"]["share"])
     assert found["accounting"]["remaining"] == {"Sigmoid": 4}
+    assert found["accounting"]["operators"] == {
+        "linear": 62, "data movement": 34, "normalisation": 11, "heads of neurons": 8, "attention": 6, "other": 4,
+        "elementwise products": 4,
+    }  # fmt: skip
     assert found["purity"] == "4 Sigmoid"
 
 
@@ -78,7 +82,9 @@ def test_purity_of_gates(gate: str, purity: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"inline": True}, {"form": "compact"}, {"form": "masked"}])
 def test_heads_are_pure(options: dict[str, Any]) -> None:
     made = rewrite(MODELS / "gelu-vision.onnx", validate=False, **options).rewritten
-    assert inspect(made).accounting.remaining == {}
+    accounting = inspect(made).accounting
+    assert accounting.remaining == {}
+    assert accounting.operators.keys() == {"linear", "data movement", "normalisation", "heads of neurons", "attention"}
     # An exponential that belongs to no head does.
     name = made.graph.output[0].name
     for node in made.graph.node:
