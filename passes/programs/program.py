@@ -208,16 +208,9 @@ class Line:
         return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
 
     def evaluate(self, g: Array) -> Array:
-        """In float64, with the operations of form `local`."""
-        x = np.clip(self.step * g, LOWEST, HIGHEST)
-        far = np.exp(-x)
-        total = self.end * (1.0 + far)
-        for rate, weight in self.pairs:
-            near = np.exp(-rate * x)
-            total = total + weight * (near + far / near)
-        if self.middle:
-            total = total + self.middle * np.exp(-0.5 * x)
-        return np.asarray((1.0 - far) / (self.step * total))
+        """In float64, as one head whose values are all constant."""
+        (slope, offset, value), *others = self.keys
+        return Head(slope, tuple(BiasToken(*key) for key in others), offset, 0.0, value).mean(g)[1]
 
     def heads(self, head: Head) -> tuple[Head, ...]:
         """The heads of `head`'s gate: self value c line(g) + d times what the values read.
