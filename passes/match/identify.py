@@ -74,9 +74,10 @@ class Identifier:
 
     def identify(self, region: ActivationRegion) -> Identified | Unknown:
         """For two leaves, as activation(gate) * value."""
-        points, tolerance = grid(), _TOLERANCE * self._precision(region)
-        key = tolerance, self.evaluate(region, [points, points[::-1]][: len(region.leaves)]).tobytes()
-        if key not in self._known and len(region.leaves) == 1:
+        count, tolerance, points = len(region.leaves), _TOLERANCE * self._precision(region), grid()
+        pairs = [points, np.random.default_rng(0).permutation(points)]  # at random, as the roles of two leaves differ
+        key = count, tolerance, self.evaluate(region, pairs[:count]).tobytes()
+        if key not in self._known and count == 1:
             self._known[key] = identify_function(lambda y: self.evaluate(region, [y]), tolerance)
         elif key not in self._known:
             self._known[key] = self._identify_gated(region, tolerance)

@@ -24,6 +24,7 @@ from rewriter.graph.view import (
     LostError,
     attributes,
     label,
+    operands_of,
 )
 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
@@ -253,7 +254,7 @@ class _ProjectionReader:
             shapes = self._shape_nodes(tensor) if own else set()
             readers = set(self._view.consumers.get(tensor, ())) - shapes
             if self._packed:  # nothing is replaced: a CastLike that reads its type alone may stay
-                readers = {at for at in readers if not self._view.reads_type(at, tensor)}
+                readers = {at for at in readers if tensor in operands_of(self._view.nodes[at])}
             if len(readers) != 1 or tensor in self._view.outputs:
                 raise LostError("something else reads the activation's output", tensor)
             if tensor == block.output:
