@@ -12,7 +12,7 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import COMPACT, DEFAULT_OPTIONS, LOCAL, FormOptions, Options
-from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program, stored
+from passes.programs.program import ARITHMETIC, FACTORED, Arithmetic, Program
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
 
@@ -104,7 +104,7 @@ def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     mild = max((offset for offset in offsets if offset <= FACTORED), default=0.0)
     narrow = factored or mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
     wide = _DOUBLE in types or program.double or not narrow
-    program = stored(program, np.float64 if wide else np.float32, factored=factored)
+    program = program.rounded(np.float64 if wide else np.float32, factored=factored)
     return Conversion(
         block=block, program=program, form=options.form, inline=options.inline, double=wide, options=options.forms
     )

@@ -131,11 +131,12 @@ class Builder(Fragment):
         end = self.integers(stop) if isinstance(stop, int) else stop
         return self.node("Slice", [tensor, self.integers(start), end, self.integers(axis)], name)
 
-    def total(self, terms: Sequence[Tensor], name: str) -> Tensor:
+    def total(self, terms: Sequence[Tensor], name: str, last: str = "") -> Tensor:
+        """The sum of terms, called `last`, or `name`."""
         # Not Sum: onnxruntime's CPU kernel is single-threaded and copies, so a sum of three takes three times as long.
         made = terms[0]
         for number, term in enumerate(terms[1:], start=1):
-            made = self.add(made, term, f"{name}_{number}" if number < len(terms) - 1 else name)
+            made = self.add(made, term, f"{name}_{number}" if number < len(terms) - 1 else last or name)
         return made
 
     def split(self, tensor: Tensor, sizes: tuple[int, int], names: tuple[str, str]) -> tuple[Variable, Variable]:

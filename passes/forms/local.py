@@ -182,9 +182,7 @@ def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variab
     terms += [fraction(j, level(j)) for j in range(singles)]
     for j in range(singles, singles + 2 * pairs, 2):
         terms.append(fraction(j, b.add(level(j), fraction(j + 1, level(j + 1)), f"pair_{j}")))
-    shared = terms[0]
-    for j, term in enumerate(terms[1:], start=1):
-        shared = b.add(shared, term, f"shared_weight_{j}")
+    shared = b.total(terms, "shared_weight", f"shared_weight_{len(terms) - 1}")
     own, other = b.add(share, shared, "own_weight"), b.add(inverse, shared, "other_weight")
     mean = b.div(own, b.add(own, other, "total_weight"), "mean")
     return b.mul(inputs["value"], mean, "output")
@@ -303,10 +301,7 @@ class _Emitter:
                 plain = group_of(group)
                 term = self._times(self._plain_head(prefix, plain.head, query, source), plain.factor, prefix)
             terms.append(self._b.renamed(term, f"{prefix}output"))
-        total = terms[0]
-        for number, term in enumerate([*terms[1:], *rest], start=1):
-            total = self._b.add(total, term, f"sum_{number}")
-        return total
+        return self._b.total([*terms, *rest], "sum", f"sum_{len(terms) + len(rest) - 1}")
 
     def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
         if factor == 1.0:

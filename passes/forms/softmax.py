@@ -24,7 +24,7 @@ from passes.conversion import Conversion
 from passes.forms.builder import LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, replacement
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import WHOLE
-from passes.programs.program import LARGEST_QUERY, Group, Head, Program, groups_of, spread_error, spreads, stored
+from passes.programs.program import LARGEST_QUERY, Group, Head, Program, groups_of, spread_error, spreads
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
@@ -540,7 +540,7 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
     values = [abs(value) for head in program.heads for value in head.constants]
     if not prepared.widened or program.double or max(values, default=0.0) > _LARGEST_VALUE:
         return prepared
-    return replace(prepared, program=stored(program, np.float32, conditioned=True), double=False)
+    return replace(prepared, program=program.rounded(np.float32, factored=False, conditioned=True), double=False)
 
 
 def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:

@@ -550,18 +550,25 @@ class Finder:
         if miss is not None or isinstance(identified, Unknown):
             shown = "" if isinstance(identified, Unknown) else identified.label
             return self._left(miss or Miss("", ""), shown, first, sinks, region.nodes)
-        slots = identified.gated or (0, 0)
+        name = self._namer.name(self._view, first, sinks, region.nodes)
+        block = self._block(name, output, region, sinks, identified)
+        return self._without_product(block) if self._product and identified.gated else block
+
+    def _block(
+        self, name: str, output: str, region: ActivationRegion, sinks: Operators, identified: Identified
+    ) -> Block:
+        leaves, slots = region.leaves, identified.gated or (0, 0)
         gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
         known = self._view.type_of(output)
         last = (known.shape or (None,))[-1] if output in self._flow.values else None
-        block = Block(
-            name=self._namer.name(self._view, first, sinks, region.nodes),
+        return Block(
+            name=name,
             where=self._view.where,
             path=self._view.path,
             region=region,
             gate=leaves[slots[0]],
             value=leaves[slots[1]],
-            first=first,
+            first=self._flow.operators_of(leaves),
             # A convolution that reads the same activation is not part of the MLP; it keeps its input.
             second=tuple(sink for sink in sinks if sink.rowwise or self._every),
             identified=identified,
@@ -570,7 +577,6 @@ class Finder:
             value_type=value,
             channels=last if isinstance(last, int) else None,
         )
-        return self._without_product(block) if self._product and identified.gated else block
 
     def _named(self, region: ActivationRegion) -> Identified | Unknown:
         identified = self._identifier.identify(region)
@@ -579,26 +585,17 @@ class Finder:
     def _without_product(self, block: Block) -> Block | Left:
         """The activation of a gated block alone: the part of its region that depends on the gate only."""
         facts, nodes = self._flow.facts, [self._view.nodes[index] for index in block.region.nodes]
-        alone = {node.output[0] for node in nodes if facts[node.output[0]].leaves == (block.gate,)}
+        inner = {node.output[0] for node in nodes if facts[node.output[0]].leaves == (block.gate,)}
         # Only the activation crosses from that part into the product, and perhaps the gate: a factor in g (s(g) u).
-        ends = {name for node in nodes if node.output[0] not in alone for name in node.input if name in alone}
+        ends = {name for node in nodes if node.output[0] not in inner for name in node.input if name in inner}
         if len(ends) != 1:
             reason = "the graph does not compute its activation apart from the product; use --gate heads"
             return Left.of(block, Miss(reason, block.output))
         identified = self._named(region := self._flow.region(ends.pop(), (block.gate,)))
         if isinstance(identified, Unknown):
             return Left.of(block, Miss(identified.reason, region.output))
-        return replace(
-            block,
-            region=region,
-            value=block.gate,
-            first=self._flow.leaf(block.gate).operators,
-            second=(),
-            identified=identified,
-            elem_type=self._view.type_of(region.output).elem_type or block.gate_type,
-            value_type=block.gate_type,
-            product=True,
-        )
+        alone = self._block(block.name, region.output, region, (), identified)
+        return replace(alone, channels=block.channels, product=True)
 
     def _obstacle(
         self, output: str, first: Operators, sinks: Operators, identified: Identified | Unknown

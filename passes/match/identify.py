@@ -65,7 +65,7 @@ def grid() -> Array:
 
 
 class Identifier:
-    """Identifies regions of one view; regions with the same nodes and constants are evaluated once."""
+    """Identifies regions of one view; regions with the same values are compared with the table once."""
 
     def __init__(self, view: GraphView, constants: Constants) -> None:
         self._view = view
@@ -74,8 +74,10 @@ class Identifier:
 
     def identify(self, region: ActivationRegion) -> Identified | Unknown:
         """For two leaves, as activation(gate) * value."""
-        key, tolerance = self._signature(region), _TOLERANCE * self._precision(region)
-        if key not in self._known and len(region.leaves) == 1:
+        count, tolerance, points = len(region.leaves), _TOLERANCE * self._precision(region), grid()
+        pairs = [points, np.random.default_rng(0).permutation(points)]  # at random, as the roles of two leaves differ
+        key = count, tolerance, self.evaluate(region, pairs[:count]).tobytes()
+        if key not in self._known and count == 1:
             self._known[key] = identify_function(lambda y: self.evaluate(region, [y]), tolerance)
         elif key not in self._known:
             self._known[key] = self._identify_gated(region, tolerance)
@@ -97,21 +99,6 @@ class Identifier:
         value = self._constants.scalar(name)
         # NaN disagrees with every table entry, so that a constant whose value is unknown is never assumed.
         return np.asarray(np.nan if value is None else value, dtype=np.float64)
-
-    def _signature(self, region: ActivationRegion) -> object:
-        names = {leaf: f"leaf{position}" for position, leaf in enumerate(region.leaves)}
-        rows = []
-        for index in region.nodes:
-            node = self._view.nodes[index]
-            inputs = tuple(names[name] if name in names else self._typed_scalar(name) for name in node.input)
-            attributes = tuple(sorted(attribute.SerializeToString() for attribute in node.attribute))
-            rows.append((node.domain, node.op_type, inputs, attributes))
-            names[node.output[0]] = f"n{len(rows)}"
-        return tuple(rows)
-
-    def _typed_scalar(self, name: str) -> tuple[str, float | None]:
-        value = self._constants.value(name) if name else None
-        return ("" if value is None else str(value.dtype), self._constants.scalar(name) if name else None)
 
     def _precision(self, region: ActivationRegion) -> float:
         nodes = [self._view.nodes[index] for index in region.nodes]

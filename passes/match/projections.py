@@ -9,25 +9,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
 import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator
 from passes.sizes import TOKENS, Shapes
-from rewriter.graph.constants import COMPUTED, Constants
+from rewriter.graph.constants import COMPUTED, UNFIT, Constants
+from rewriter.graph.elementwise import outputs
 from rewriter.graph.view import (
     REARRANGED,
     SAME_ENTRIES,
     GraphView,
     LostError,
     attributes,
-    integer_of,
-    integers_of,
     label,
+    operands_of,
 )
 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
+_MAX_RANK = 8
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,7 @@ class _ProjectionReader:
             if self._width(output) in (None, projection.out_features):  # else it splits or merges channels
                 return projection
         elif node.op_type in _PARTS:
-            bounds = self._split(node, output, projection.out_features) if node.op_type == "Split" else None
-            bounds = self._slice(node, projection.out_features) if node.op_type == "Slice" else bounds
+            bounds = self._taken(node, output, projection.out_features)
             if bounds is not None:
                 return projection.part(*bounds)
         raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
@@ -165,38 +166,21 @@ class _ProjectionReader:
             return None
         return Vector(name, prod(shape))
 
-    def _split(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
-        if not self._is_last(node, integer_of(node, "axis", 0)):
+    def _taken(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
+        """The channels that a Split or Slice takes, by its row in the table of operators; None if they are apart."""
+        bounds = [np.array(self._sizes.numbers(name) or [TOKENS]) if name else None for name in node.input[1:]]
+        rank = self._view.type_of(node.input[0]).rank or _MAX_RANK  # only -1 is then the last axis
+        entries = np.broadcast_to(np.arange(channels), (*[2] * (rank - 1), channels))
+        if any(each is not None and np.abs(each).max() >= TOKENS for each in bounds):  # not known, or of tokens
             return None
-        sizes = integers_of(node, "split")
-        if len(node.input) > 1 and node.input[1]:
-            given = self._constants.value(node.input[1])
-            if given is None:
-                return None
-            sizes = [int(size) for size in given.reshape(-1)]
-        if sizes is None:
-            if channels % len(node.output):  # opset 18 allows a smaller last part; earlier ones do not
-                return None
-            sizes = [channels // len(node.output)] * len(node.output)
-        number = list(node.output).index(output)
-        return sum(sizes[:number]), sum(sizes[: number + 1])
-
-    def _slice(self, node: onnx.NodeProto, channels: int) -> tuple[int, int] | None:
-        values = [value for name in node.input[1:4] if (value := self._integer(name)) is not None]
-        stepped = len(node.input) > 4 and node.input[4] and self._integer(node.input[4]) != 1
-        if stepped or len(values) < 3 or not self._is_last(node, values[2]):
+        try:
+            taken = outputs(node, [entries, *bounds])[list(node.output).index(output)]
+        except UNFIT:
             return None
-        start, stop, _ = values
-        first, last, _ = slice(start, stop).indices(channels)
-        return (first, last) if first < last else None
-
-    def _is_last(self, node: onnx.NodeProto, axis: int) -> bool:
-        return axis in (-1, (self._view.type_of(node.input[0]).rank or 0) - 1)
-
-    def _integer(self, name: str) -> int | None:
-        """An integer that is the same for all inputs, such as half the width of a stacked projection."""
-        numbers = self._sizes.numbers(name)
-        return numbers[0] if numbers is not None and len(numbers) == 1 and abs(numbers[0]) < TOKENS else None
+        if taken.shape[:-1] != entries.shape[:-1] or not taken.size:
+            return None
+        start, stop = int(taken.flat[0]), int(taken.flat[-1]) + 1
+        return (start, stop) if stop - start == taken.shape[-1] else None
 
     def matrix(self, operator: LinearOperator) -> Projection:
         node, where = self._view.nodes[operator.node], label(self._view.nodes[operator.node])
@@ -270,7 +254,7 @@ class _ProjectionReader:
             shapes = self._shape_nodes(tensor) if own else set()
             readers = set(self._view.consumers.get(tensor, ())) - shapes
             if self._packed:  # nothing is replaced: a CastLike that reads its type alone may stay
-                readers = {at for at in readers if not self._view.reads_type(at, tensor)}
+                readers = {at for at in readers if tensor in operands_of(self._view.nodes[at])}
             if len(readers) != 1 or tensor in self._view.outputs:
                 raise LostError("something else reads the activation's output", tensor)
             if tensor == block.output:

@@ -141,12 +141,12 @@ def _factored(name: str, function: Function, program: Make | None, place: float 
     )
 
 
-def _within(whole: Activation, name: str, usual: Parameters, *wanted: float | None) -> Activation:
-    """The part of an activation whose parameters are about these numbers (the grid decides); None is any."""
+def _within(whole: Activation, name: str, usual: Parameters, *wanted: float | None, off: float = 1e-3) -> Activation:
+    """The part of an activation whose parameters are these numbers, or about (the grid decides); None is any."""
 
     def found(f: Function) -> Parameters | None:
         p = whole.solve(f)
-        near = partial(math.isclose, rel_tol=1e-3, abs_tol=1e-3)
+        near = partial(math.isclose, rel_tol=off, abs_tol=off)
         fits = p is not None and all(each is None or near(one, each) for one, each in zip(p, wanted, strict=True))
         return p if fits else None
 
@@ -164,13 +164,13 @@ def _clipped(whole: Activation, make: Make) -> Activation:
 
 
 ACTIVATIONS: tuple[Activation, ...] = (
-    replace(_LEAKY_RELU, name="relu", solve=solve.from_zero(solve.two_slopes), usual=(1.0, 0.0)),
+    _within(_LEAKY_RELU, "relu", (1.0, 0.0), None, 0.0, off=0.0),
     _LEAKY_RELU,
     _SILU,
     _GELU,
     _factored("gelu_tanh", gelu_tanh, _gelu_program, gate=_gelu_gate, quick=_quick_gelu),
     _factored("mish", lambda y: y * np.tanh(softplus(y)), closed_forms.mish),
-    replace(_TANH, name="sigmoid", solve=solve.from_zero(solve.logistic), usual=(1.0, 1.0, 0.0)),
+    _within(_TANH, "sigmoid", (1.0, 1.0, 0.0), None, None, 0.0, off=0.0),
     _TANH,
     _factored("relu_squared", lambda y: np.maximum(y, 0.0) ** 2, _squared(gate), quick=_squared(with_line)),
     _within(_CLIP, "relu6", (1.0, 0.0, 0.0, 6.0), 1.0, 0.0, 0.0, 6.0),

@@ -208,16 +208,9 @@ class Line:
         return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
 
     def evaluate(self, g: Array) -> Array:
-        """In float64, with the operations of form `local`."""
-        x = np.clip(self.step * g, LOWEST, HIGHEST)
-        far = np.exp(-x)
-        total = self.end * (1.0 + far)
-        for rate, weight in self.pairs:
-            near = np.exp(-rate * x)
-            total = total + weight * (near + far / near)
-        if self.middle:
-            total = total + self.middle * np.exp(-0.5 * x)
-        return np.asarray((1.0 - far) / (self.step * total))
+        """In float64, as one head whose values are all constant."""
+        (slope, offset, value), *others = self.keys
+        return Head(slope, tuple(BiasToken(*key) for key in others), offset, 0.0, value).mean(g)[1]
 
     def heads(self, head: Head) -> tuple[Head, ...]:
         """The heads of `head`'s gate: self value c line(g) + d times what the values read.
@@ -380,8 +373,12 @@ class Program:
         return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Program:
-        """The program with coefficients rounded as stored in a type, and the change as `coefficient_error`."""
-        return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored, conditioned)
+        """The program with coefficients as a form stores them in a type (`Head.rounded`), and what that changes."""
+        double = np.dtype(dtype) == np.float64
+        made = self if double else _rounded(self, np.dtype(dtype), factored, conditioned)
+        # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
+        added = spread_error(made, dtype)
+        return replace(made, coefficient_error=made.coefficient_error + added) if added else made
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
         """The program of `outer f(inner y)`, given that of f with an absolute `max_error`; self values read y."""
@@ -501,13 +498,6 @@ def spread_error(program: Program, dtype: DTypeLike) -> float:
         return 0.0
     sums = np.asarray([value for value in (program.heads[0].c + program.linear, program.linear) if value != 0.0])
     return float(np.max(np.abs(sums.astype(dtype).astype(np.float64) / sums - 1.0)))
-
-
-def stored(program: Program, dtype: DTypeLike, *, factored: bool = False, conditioned: bool = False) -> Program:
-    """The program with coefficients as a form stores them in a type (`Head.rounded`), and what that changes."""
-    made = program.rounded(dtype, factored=factored, conditioned=conditioned)
-    # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
-    return replace(made, coefficient_error=made.coefficient_error + spread_error(made, dtype))
 
 
 def spread(head: Head, linear: float) -> list[Head]:

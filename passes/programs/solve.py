@@ -74,16 +74,6 @@ def logistic(f: Function) -> Parameters | None:
     return None if found is None else (logit(found[1]) / found[0], high - low, low)
 
 
-def from_zero(solve: Solve) -> Solve:
-    """`solve`, where the last parameter is 0: ReLU and sigmoid."""
-
-    def solved(f: Function) -> Parameters | None:
-        found = solve(f)
-        return found if found is not None and found[-1] == 0.0 else None
-
-    return solved
-
-
 _PROBES = np.concatenate([-np.logspace(2, -4, 400), [0.0], np.logspace(-4, 2, 400)])
 
 

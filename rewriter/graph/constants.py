@@ -143,13 +143,10 @@ class Constants:
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
     def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
-        stated = attributes(node).get("value")
-        value = np.zeros((), np.float32) if stated is None else numpy_helper.to_array(stated).reshape(())
-        value = operands[0] if node.op_type == "Expand" else value
-        shape = np.broadcast_shapes(value.shape, tuple(int(size) for size in operands[-1].reshape(-1)))
-        if prod(shape) > _MAX_COMPUTED:
+        made = np.asarray(elementwise.outputs(node, operands)[0])
+        if made.size > _MAX_COMPUTED:
             raise LostError("it is larger than any weight", label(node))
-        return np.broadcast_to(value, shape)
+        return made
 
     def _cast(self, node: onnx.NodeProto, value: AnyArray, *, wide: bool) -> AnyArray:
         kind = integer_of(node, "to", None) or self._view.type_of(node.input[1]).elem_type

@@ -17,7 +17,7 @@ from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT, Call, row, tuple_of
 from rewriter.graph.view import attributes, key_of
 
-__all__ = ["MICROSOFT", "NONLINEAR", "OPERATORS", "evaluate", "gelu_tanh", "is_elementwise", "normal_cdf"]
+__all__ = ["MICROSOFT", "NONLINEAR", "OPERATORS", "evaluate", "gelu_tanh", "is_elementwise", "normal_cdf", "outputs"]
 
 OPERATORS = frozenset(ELEMENTWISE)
 _REALS: Any = SimpleNamespace(arithmetic=Floats(), opsets={"": onnx.defs.onnx_opset_version()})
@@ -40,13 +40,18 @@ def is_elementwise(node: onnx.NodeProto) -> bool:
 
 def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
     """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1. Raises KeyError for others."""
-    found = row(*key_of(node))
-    if found is None or not is_elementwise(node):
+    if not is_elementwise(node):
         raise KeyError(node.op_type)
     if node.op_type in CASTS:  # exact: the proof measures rounding
         return np.asarray(args[0], np.float64)
-    with np.errstate(all="ignore"):
-        values = (None if arg is None else Value(np.asarray(arg, np.float64)) for arg in args)
-        made = found(Call(node, node.op_type, attributes(node), _REALS), *values)
-    made = tuple_of(made)[0]
+    made = outputs(node, [None if arg is None else Value(np.asarray(arg, np.float64)) for arg in args])[0]
     return np.asarray(made.entries if isinstance(made, Value) else made, np.float64)
+
+
+def outputs(node: onnx.NodeProto, operands: Sequence[Any]) -> Sequence[Any]:
+    """The outputs of a node on arrays, if it moves data, or on values. Raises KeyError for an unknown operator."""
+    found = row(*key_of(node))
+    if found is None:
+        raise KeyError(node.op_type)
+    with np.errstate(all="ignore"):
+        return tuple_of(found(Call(node, node.op_type, attributes(node), _REALS), *operands))

@@ -26,15 +26,6 @@ from rewriter.graph.walk import all_graphs, own_names
 Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]  # expands an operator; None if it stays
 
 
-def step(
-    node: onnx.NodeProto, operator: str, inputs: list[str], last: bool, domain: str = "", part: str = ""
-) -> onnx.NodeProto:
-    """One node of the decomposition; the last one has the output of the fused operator."""
-    suffix = part or operator.lower()
-    output = node.output[0] if last else f"{node.output[0]}/{suffix}"
-    return onnx.helper.make_node(operator, inputs, [output], f"{node.name or node.output[0]}/{suffix}", domain=domain)
-
-
 @dataclass(frozen=True)
 class Writer:
     """Writes the nodes of an expansion in order."""
@@ -49,12 +40,11 @@ class Writer:
         self, operator: str, *inputs: str, domain: str = "", name: str = "", output: str = "", **attributes: Any
     ) -> str:
         """Append a node and return its output, which is called `output` or after the operator."""
-        suffix = name or f"{operator.lower()}_{len(self.nodes)}"
-        made = step(self.node, operator, list(inputs), last=False, domain=domain, part=suffix)
-        made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
-        made.output[0] = output or made.output[0]
-        self.nodes.append(made)
-        return str(made.output[0])
+        suffix, whole = name or f"{operator.lower()}_{len(self.nodes)}", self.node.output[0]
+        output, name = output or f"{whole}/{suffix}", f"{self.node.name or whole}/{suffix}"
+        self.nodes.append(helper.make_node(operator, inputs, [output], name, domain=domain))
+        self.nodes[-1].attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        return output
 
     def constant(self, values: Any, elem_type: int = TensorProto.INT64) -> str:
         array = np.asarray(values, helper.tensor_dtype_to_np_dtype(elem_type))
@@ -133,14 +123,13 @@ def _written(*texts: str) -> Definition:
         if function is None:
             return None
         given, names = {each.name: each for each in node.attribute}, dict(zip(function.input, operands, strict=True))
-        parts: list[onnx.NodeProto] = []
-        for place, part in enumerate(function.node, 1):
-            last, (output,) = place == len(function.node), part.output
-            inputs = [names[name] for name in part.input]
-            parts.append(step(node, part.op_type, inputs, last, part.domain, "" if last else output))
-            parts[-1].attribute.extend(given[each.name] for each in part.attribute if each.name in given)
-            names[output] = parts[-1].output[0]
-        return parts
+        written = Writer(node)
+        for part in function.node:
+            inputs, (name,) = [names[each] for each in part.input], part.output
+            suffix, output = (part.op_type.lower(), node.output[0]) if name in function.output else (name, "")
+            names[name] = written.put(part.op_type, *inputs, domain=part.domain, name=suffix, output=output)
+            written.nodes[-1].attribute.extend(given[each.name] for each in part.attribute if each.name in given)
+        return written.nodes
 
     return lowered
 
@@ -163,12 +152,11 @@ def _fused_linear(operator: str) -> Definition:
         # The fourth input of FusedConv is a tensor that is added before the activation.
         if activation not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid") or len(node.input) > 3:
             return None
-        linear = step(node, operator, list(node.input), last=False)
-        linear.attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
-        result = step(node, activation, list(linear.output), last=True)
-        numbers = activation_numbers(activation, given)
-        result.attribute.extend(helper.make_attribute(*each) for each in numbers.items())
-        return [linear, result]
+        written, numbers = Writer(node), activation_numbers(activation, given)
+        linear = written.put(operator, *node.input, name=operator.lower())
+        written.nodes[0].attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
+        written.put(activation, linear, name=activation.lower(), output=node.output[0], **numbers)
+        return written.nodes
 
     return lowered
 
@@ -272,7 +260,7 @@ def in_parts(node: onnx.NodeProto, low: Container[str]) -> list[onnx.NodeProto]:
     write = FUSED.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates else None)
     *parts, last = (write and write(node)) or [node]
     if saturates and last.op_type == "QuantizeLinear":
-        parts.append(step(node, "Relu", [last.input[0]], last=False))
-        last = deepcopy(last)
-        last.input[0] = parts[-1].output[0]
+        written, last = Writer(node), deepcopy(last)
+        last.input[0] = written.put("Relu", last.input[0], name="relu")
+        parts += written.nodes
     return [*parts, last]

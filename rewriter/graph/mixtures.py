@@ -123,26 +123,24 @@ class _Mixture(Writer):
         return reason or ("" if self.sizes else "its weights are not initializers of the shapes that it asks for")
 
     @cached_property
-    def sizes(self) -> Mapping[str, tuple[int, int, int, int]]:
-        """For fc1 and fc2 the number of matrices, rows, columns, and blocks of a row; empty if inconsistent."""
-        tensors = {key: self.weights.get(name) for key, name in self.given.items()}
-        dims = {key: list(tensor.dims) for key, tensor in tensors.items() if tensor is not None}
+    def sizes(self) -> Mapping[str, tuple[int, list[int]]]:
+        """For fc1 and fc2 the columns, and the shape of its scales: experts, rows, blocks; empty if inconsistent."""
+        dims = {key: list(self.weights[name].dims) for key, name in self.given.items() if name in self.weights}
         if [len(dims.get(key, ())) for key in ("fc1", "fc2")] != [3, 3] or not {"x", "router"} <= self.given.keys():
             return {}
         experts, hidden, packed = dims["fc2"]
         each, block = 8 // self.bits, max(integer_of(self.node, "block_size", 0), 0)
-        inner = packed * each
-        made, wanted = {}, dict[str, list[int]]()
-        gated = inner * (1 + (self.activation == b"swiglu"))
-        for key, rows, columns in (("fc1", gated, hidden), ("fc2", hidden, inner)):
-            blocks = columns // block if block else 1
-            if blocks * (block or columns) != columns or columns % each:
+        inner, wanted, made = packed * each, dict[str, list[int]](), dict[str, tuple[int, list[int]]]()
+        for key, rows, columns in (
+            ("fc1", inner * (1 + (self.activation == b"swiglu")), hidden),
+            ("fc2", hidden, inner),
+        ):
+            if columns % each or columns % (block or 1):
                 return {}
-            made[key] = experts, rows, columns, blocks
-            wanted[key] = [experts, rows, columns // each]
-            wanted[f"{key}_bias"] = [experts, rows]
-            wanted[f"{key}_scales"] = [experts, rows, blocks] if block else [experts, rows]
-            wanted[f"{key}_zeros"] = [experts, rows, -(-blocks // each)] if block else [experts, -(-rows // each)]
+            whole = [experts, rows, columns // block] if block else [experts, rows]
+            made[key], wanted[key] = (columns, whole), [experts, rows, columns // each]
+            zeros = [*whole[:-1], -(-whole[-1] // each)]
+            wanted |= {f"{key}_bias": [experts, rows], f"{key}_scales": whole, f"{key}_zeros": zeros}
         needed = {*self.given, *(("fc1_scales", "fc2_scales") if self.node.op_type == "QMoE" else ())}
         return made if all(dims.get(key) == shape for key, shape in wanted.items() if key in needed) else {}
 
@@ -150,7 +148,7 @@ class _Mixture(Writer):
 
     def written(self) -> Sequence[onnx.NodeProto]:
         given, last = self.given, self.constant([-1])
-        hidden, kind = self.sizes["fc2"][1], self.weights[given["fc1"]].data_type
+        hidden, kind = self.sizes["fc2"][1][1], self.weights[given["fc1"]].data_type
         if self.node.op_type == "QMoE":
             kind = self.weights[given["fc1_scales"]].data_type  # may differ from that of the data
         shares = given.get("router_weights") or self.put("Softmax", given["router"], axis=-1)
@@ -176,12 +174,11 @@ class _Mixture(Writer):
         """The linear layer of each expert."""
         weight = self.given[key]
         if self.node.op_type == "QMoE":
-            experts, rows, columns, blocks = self.sizes[key]
-            whole = [experts, rows, blocks] if integer_of(self.node, "block_size", 0) > 0 else [experts, rows]
+            columns, whole = self.sizes[key]
             scales, zeros = self.given[f"{key}_scales"], self.given.get(f"{key}_zeros", "")
             zeros = self.unpacked(zeros, whole, self.bits, kind) if zeros else ""
             weight = self.dequantised(weight, scales, zeros, self.bits, whole, kind)
-            weight = self.put("Reshape", weight, self.constant([experts, rows, columns]))
+            weight = self.put("Reshape", weight, self.constant([*whole[:2], columns]))
         data = self.put("MatMul", data, self.put("Transpose", weight, perm=[0, 2, 1]), name=key)
         bias = self.given.get(f"{key}_bias")
         if not bias:

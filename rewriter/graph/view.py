@@ -85,7 +85,7 @@ class GraphView:
             # A body may capture anything, so a control-flow node is never counted as constant.
             if is_random(node.op_type) or subgraphs(node):
                 continue
-            named = [name for name in _operands(node) if name]
+            named = [name for name in operands_of(node) if name]
             # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
             is_source = node.op_type == "Constant" and self.is_onnx(node)
             if is_source or (named and all(name in constant for name in named)):
@@ -114,10 +114,6 @@ class GraphView:
         nodes = (self.nodes[index] for index in self.consumers.get(tensor, ()))
         return [node for node in nodes if node.op_type != "Shape"]
 
-    def reads_type(self, index: int, tensor: str) -> bool:
-        """Whether a node reads the type of a tensor alone."""
-        return tensor not in _operands(self.nodes[index])
-
     def has_further_readers(self, node: onnx.NodeProto) -> bool:
         """Whether an output of a node except the first is read, such as the mask of a Dropout."""
         return any(name in self.consumers or name in self.outputs for name in node.output[1:])
@@ -143,7 +139,7 @@ class GraphView:
             if name in ends or node is None or node.op_type not in through:
                 yield name
                 continue
-            fresh = [each for each in dict.fromkeys(_operands(node)) if each and each not in seen]
+            fresh = [each for each in dict.fromkeys(operands_of(node)) if each and each not in seen]
             seen.update(fresh)
             pending += fresh
 
@@ -154,7 +150,7 @@ class GraphView:
         return node.domain in ONNX_DOMAINS
 
 
-def _operands(node: onnx.NodeProto) -> Sequence[str]:
+def operands_of(node: onnx.NodeProto) -> Sequence[str]:
     """The operands whose values matter: the second one of a CastLike only gives the type."""
     return [*node.input][:1] if key_of(node) == ("", "CastLike") else list(node.input)
 

@@ -96,6 +96,12 @@ def test_gated_activation(text: str, label: str) -> None:
     assert {operator.weight for operator in block.first} == {"W1", "V1"}
 
 
+def test_gate_and_value_in_exchanged_roles() -> None:
+    text, second = "a = Tanh(y) h = Mul(a, u) b = Tanh(u) k = Mul(y, b)", "r = MatMul(h, W2) s = MatMul(k, W2)"
+    model = mlp(text, first="y = MatMul(x, W1) u = MatMul(x, V1)", second=f"{second} out = Add(r, s)")
+    assert {(block.gate, block.value) for block in findings(model).blocks} == {("y", "u"), ("u", "y")}
+
+
 @pytest.mark.parametrize("order", ["Mul(g, v)", "Mul(v, g)"], ids=["value-right", "value-left"])
 @pytest.mark.parametrize(
     ("shift", "label", "value"),
