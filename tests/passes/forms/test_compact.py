@@ -119,6 +119,7 @@ ANY_RANK = "mlp/heads/integers_1_minus1_8"
 TURNED = {"gate": ["query_rows"], "value": ["value_rows"], "both": ["query_rows", "value_rows"]}
 
 
+@pytest.mark.slow
 def test_rows_of_a_stream_of_any_rank_are_certified_and_others_are_not() -> None:
     """Inference knows no shape in the loop."""
     model = text_model(LOOP)

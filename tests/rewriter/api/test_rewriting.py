@@ -66,6 +66,7 @@ def test_only_and_skip(options: dict[str, Any], converted: list[str], reason: st
     assert report.exit_status is (ExitStatus.CONVERTED if converted else ExitStatus.NOTHING_TO_CONVERT)
 
 
+@pytest.mark.slow
 def test_dims_and_seed_reach_the_proof() -> None:
     report = rewrite(mlp(SILU), dims={"tokens": 5})
     assert report.validation.cases == ("batch 3, sequence 5", "batch 1, sequence 5")
@@ -120,6 +121,7 @@ def test_changed_signature_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
         rewrite(mlp(SILU))
 
 
+@pytest.mark.slow
 def test_a_note_says_how_far_heads_hold() -> None:
     (note,) = rewrite(mlp(SWIGLU)).notes
     assert note == (

@@ -20,6 +20,8 @@ from tests.committed import EACH_FILE, FOLDER, feeds
 from tests.headmath import close, neurons_write, pattern_of, scores_of, softmax, tapped, wide, written
 from tests.textmodels import FIRST, SILU, text_model
 
+pytestmark = pytest.mark.sample(1)
+
 NAMES = {
     "silu-decoder": 50,
     "relu-decoder": 50,
@@ -222,6 +224,7 @@ def test_files_open_elsewhere(tmp_path: Path) -> None:
     assert (tmp_path / "heads.safetensors").read_bytes() == first
 
 
+@pytest.mark.slow
 def test_refusals(tmp_path: Path) -> None:
     index = heads(FOLDER / "silu-decoder.onnx")
     with pytest.raises(UsageError, match=r"must end in \.safetensors"):

@@ -103,6 +103,7 @@ def _off(value: Any, noise: float) -> Any:
     return value + np.float32(noise) if value.dtype == np.float32 else value
 
 
+@pytest.mark.slow
 def test_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     there = ("Shape 'shape'",)
     asked = fake_cuda(monkeypatch, {False: there, True: (*there, "Exp 'mlp/heads/exp'")}, noise=2.0**-20)
@@ -115,6 +116,7 @@ def test_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "on cuda:device_id=1, 1 node of the original ran on the CPU" in warnings(report)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("form", "coarse"), [("compact", True), ("local", False)])
 def test_a_provider_with_coarse_kernels(monkeypatch: pytest.MonkeyPatch, form: str, coarse: bool) -> None:
     model = mlp(f"{SILU} g = Mul(h, u)", second="out = MatMul(g, W2)", first=f"{FIRST} u = MatMul(x, V1)")
@@ -130,6 +132,7 @@ def test_a_provider_with_coarse_kernels(monkeypatch: pytest.MonkeyPatch, form: s
     assert not any(node.startswith(("Shape", "Slice", "Concat")) and "shape" in node for node in left)
 
 
+@pytest.mark.slow
 def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, {False: None, True: None}, noise=0.0)
     report = rewrite(mlp(SILU), providers=["cpu", "cuda"])

@@ -26,6 +26,7 @@ def exposing(model: onnx.ModelProto, form: str, *expose: str, **options: Any) ->
     return rewrite(model, form=form, expose=expose, **options)
 
 
+@pytest.mark.sample(1)
 @EACH
 def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
     report = exposing(mlp(SILU), form, "q,pattern,z")
@@ -51,6 +52,7 @@ def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
     np.testing.assert_allclose(got["mlp/heads/z_side_by_side"][:, :5], y * sigmoid(y), atol=2e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("text", [SILU, ERF_GELU, "h = Relu(y)"], ids=["silu", "gelu", "relu"])
 @pytest.mark.parametrize(("form", "first"), [("compact", "Add"), ("masked", "Add"), ("compact", "Sub")])
 def test_every_tensor_passes(form: str, text: str, first: str) -> None:
@@ -62,6 +64,7 @@ def test_every_tensor_passes(form: str, text: str, first: str) -> None:
     assert len(report.rewritten.graph.output) == 5
 
 
+@pytest.mark.slow
 def test_a_glob_chooses_blocks() -> None:
     model = text_model(
         f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) z = Add(second, x) "
@@ -73,6 +76,7 @@ def test_a_glob_chooses_blocks() -> None:
     assert names == ["out", "mlp/heads/q", "mlp_2/heads/pattern"]
 
 
+@pytest.mark.slow
 def test_a_glob_without_a_match_is_said() -> None:
     report = exposing(mlp(SILU), "compact", "pattern:h.*")
     assert report.notes == ("--expose: no converted block of the main graph matches",)
@@ -124,6 +128,7 @@ WRONG: tuple[tuple[str, str, Any], ...] = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("form", "what", "change"), WRONG)
 def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, change)

@@ -20,12 +20,10 @@ from rewriter.ort.optimised import write_optimised
 from rewriter.proof.certificate.expressions import leaf
 from rewriter.proof.values.walk import Kept, Walk, in_field
 from tests.committed import FOLDER
-from tests.conftest import slow
 from tests.sabotage.oracle import difference
 
 FORMS = ("local", "compact", "masked", "maskless", "staged", "whole")
 STEMS = ("silu-decoder", "relu-decoder", "gelu-encoder", "gelu-vision", "gated-decoder")
-QUICK = {("relu-decoder", "compact"), ("gated-decoder", "local")}
 
 
 def proved(a: onnx.ModelProto, b: onnx.ModelProto) -> bool:
@@ -44,13 +42,9 @@ def rewritten(stem: str, form: str) -> onnx.ModelProto:
     return model
 
 
-def each_pair() -> Iterator[object]:
-    for stem in STEMS:
-        for form in FORMS:
-            yield pytest.param(stem, form, marks=() if (stem, form) in QUICK else slow, id=f"{stem}-{form}")
-
-
-@pytest.mark.parametrize(("stem", "form"), list(each_pair()))
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("stem", STEMS)
 def test_every_form_of_every_activation_is_proved_and_what_onnxruntime_makes_of_it(
     stem: str, form: str, tmp_path: Path
 ) -> None:
@@ -59,12 +53,13 @@ def test_every_form_of_every_activation_is_proved_and_what_onnxruntime_makes_of_
     assert proved(original(stem), onnx.load(optimised))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stem", "variant"),
     [
         ("relu-decoder", "loop"),
         *(
-            pytest.param("gated-decoder", each, marks=slow)
+            ("gated-decoder", each)
             for each in ("int4-nbits", "int8-dynamic", "int8-weights", "fp16-all", "function-own", "if-own")
         ),
     ],
@@ -161,11 +156,12 @@ def planted(stem: str, form: str) -> Iterator[tuple[str, onnx.ModelProto]]:
             yield f"{tensor.name} {what}", wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stem", "form", "step"),
     [
         ("relu-decoder", "masked", 35),
-        *(pytest.param(stem, form, 8, marks=slow) for stem in ("relu-decoder", "gated-decoder") for form in FORMS),
+        *((stem, form, 8) for stem in ("relu-decoder", "gated-decoder") for form in FORMS),
     ],
 )
 def test_no_planted_error_that_acts_is_proved(stem: str, form: str, step: int, tmp_path: Path) -> None:

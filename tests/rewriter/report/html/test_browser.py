@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rewriter.report.html import render, render_heads
-from tests.conftest import slow
 from tests.rewriter.report.html.browser import EXECUTABLE, Browser, needs_browser
 from tests.rewriter.report.html.samples import EVIL, REPORTS, heads_data
 
@@ -53,9 +52,10 @@ def texts(browser: Browser, selector: str) -> list[str]:
     return list(browser.value(f"[...document.querySelectorAll({selector!r})].map((each) => each.textContent)"))
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", [*SHOWN, "heads", "heads-hostile", pytest.param("heads-long", marks=slow)])
+@pytest.mark.parametrize("name", [*SHOWN, "heads", "heads-hostile", "heads-long"])
 def test_page_fits_and_is_silent(name: str, width: int, dark: bool, browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages[name], width=width, dark=dark)
     browser.value("for (const each of document.querySelectorAll('details')) each.open = true")
@@ -81,6 +81,7 @@ def test_names_run_nothing(browser: Browser, pages: dict[str, Path], tmp_path: P
     assert complaints(browser) != []
 
 
+@pytest.mark.slow
 def test_tables_sort_with_the_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["large"], width=1280)
     table = "document.querySelector('#blocks ~ * table')"
