@@ -11,7 +11,7 @@ import pytest
 
 from rewriter import rewrite
 from tests.cases import planned, proved
-from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, declared, same
+from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, same
 from tests.spellings import FIRSTS, OPERATORS, SPELLINGS
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, values
 
@@ -115,21 +115,14 @@ def test_gate_as_product_where_the_product_comes_first() -> None:
     assert conversion.block.identified.label == "sigmoid"
 
 
-@pytest.mark.slow
-def test_one_of_each_is_proved() -> None:
-    proved(mlp(SILU))
-    proved(mlp(ERF_GELU, elem="float16"))
-    proved(declared(mlp(SILU, opset=11, ir=3)))
-    proved(gated("silu"))
-    proved(gated("gelu"), gate="product")
-
-
 def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Text, options of `mlp` and of `rewrite`: what is the same function above; of spellings every third, of types one.
 
-    A spelling of each activation is proved below.
+    And of each activation in form compact, whose softmax stands in the graph.
     """
+    yield from ((text, {}, {"form": "compact"}) for text in {label: text for _, label, text in SPELLINGS}.values())
     yield from ((*row.values, {}) for row in [*_spellings()][::3])
+    yield SILU, {"opset": 11, "ir": 3}, {}
     yield from ((text, {**options, "elem": "float16"}, {}) for _, text, options in PROGRAMS)
     yield from ((text, {**options, "elem": "double"}, {}) for _, text, options in IN_DOUBLE)
     yield from ((FACTORED.format(factor), {}, {}) for factor in FACTORS)
@@ -144,16 +137,6 @@ def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 @pytest.mark.parametrize(("text", "options", "chosen"), tuple(_proved()))
 def test_each_is_proved(text: str, options: dict[str, Any], chosen: dict[str, Any]) -> None:
     proved(mlp(text, **options), **chosen)
-
-
-ONE_EACH = {label: text for _, label, text in reversed(SPELLINGS)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("label", ONE_EACH)
-def test_every_activation_with_a_literal_softmax(label: str) -> None:
-    report = proved(mlp(ONE_EACH[label]), form="compact")
-    assert report.validation.certified
 
 
 @pytest.mark.slow

@@ -65,7 +65,6 @@ def test_a_sabotage_that_passes_is_a_fault(tmp_path: Path) -> None:
         assert trial.fault == "left out.onnx, and passed"
 
 
-@pytest.mark.slow
 def test_a_harmful_one_is_not_called_harmless() -> None:
     harmful = Sabotage("off", patch("heads", "out = Mul(own, $1.001)"), on("silu"), Expect.HARMLESS, below=1e-6)
     assert tried(harmful, *on("silu")).fault.startswith("not harmless: outputs differ by 0.001")

@@ -99,7 +99,7 @@ def test_rows_that_the_original_lays_out_by_computed_sizes_are_certified() -> No
     cases.proved(model, form="compact")
 
 
-@pytest.mark.parametrize("form", ["compact", "maskless"])
+@pytest.mark.parametrize("form", ["compact", pytest.param("maskless", marks=pytest.mark.slow)])
 def test_four_axes_of_a_tensor_from_outside_a_branch_are_certified(form: str) -> None:
     body = (
         "yes = Constant<value_int = 1>() c = Cast<to = 9>(yes) out = If(c) <then_branch = g () => (float[] a) { "

@@ -47,6 +47,7 @@ def _as_onnxscript(text: str) -> str:
     return f"{cast} {text}"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("elem", ["float", "float16", "double"])
 @pytest.mark.parametrize(
     ("text", "name"),

@@ -55,9 +55,9 @@ ROWS = [(name, gated) for name in OPERATORS for gated in (False, True) if not ga
 @pytest.mark.parametrize("single", [True, False], ids=["float", "other"])
 @pytest.mark.parametrize(("name", "gated"), ROWS)
 def test_stated_errors_are_certified(name: str, gated: bool, single: bool) -> None:
-    """f(k y) c for all numbers y, with constants drawn between 0.01 and 100; gates in double too, others in float16."""
-    rng = np.random.default_rng([single, *name.encode()])
-    elem = "float" if single else "double" if gated else "float16"
+    """f(k y) c for all numbers y, with constants drawn between 0.01 and 100; some gates in double too."""
+    rng = np.random.default_rng([0, *name.encode()])
+    elem = "float" if single else "double" if gated and name in ("relu", "tanh", "silu", "elu") else "float16"
     low, high = np.log10(LIMITED.get(name, (0.01, 100.0)))
     k = 10.0 ** rng.uniform(low, high) * (1.0 if name in LIMITED else rng.choice([-1.0, 1.0]))
     c = 10.0 ** rng.uniform(-2.0, 2.0) * rng.choice([-1.0, 1.0])
@@ -66,7 +66,7 @@ def test_stated_errors_are_certified(name: str, gated: bool, single: bool) -> No
     operator = OPERATORS[name].format(a=a, b=b)
     model = mlp(f"s = Mul(y, ${k:.9f}) {operator} {product}", elem=elem, opset=20, ir=9)
     report = rewrite(model, validate=False, fit=False)
-    if not single and report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
+    if elem == "double" and report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
         assert [row.reason for row in report.left] != [""]
         return
     assert report.exit_status is ExitStatus.CONVERTED, report.left

@@ -24,7 +24,6 @@ MODELS = {
 X = np.array([1, -2], np.float32)
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("operator", MODELS)
 def test_rewriting_repairs_a_model_that_does_not_run(operator: str) -> None:
     report = rewrite(MODELS[operator])

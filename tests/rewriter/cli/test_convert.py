@@ -1,7 +1,6 @@
 """The plain command: exit statuses, options, and what a person sees."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from tests.changes import change_values, weight
 from tests.committed import FOLDER
 from tests.conftest import Ran
 from tests.rewriter.report.test_schemas import SCHEMAS
-from tests.textmodels import ERF_GELU, SILU, mlp
+from tests.textmodels import SILU, mlp
 
 
 def last_line(text: str) -> str:
@@ -283,18 +282,6 @@ def test_help_names_every_command_in_80_columns() -> None:
 def test_model_called_like_a_subcommand(folder: Path, command: str, ran: Ran) -> None:
     (folder / command).write_bytes((folder / "model.onnx").read_bytes())
     assert ran(0, [f"./{command}", "-o", "out.onnx", "-q"]).out.startswith("PASSED")
-
-
-@pytest.mark.slow
-def test_console_script(folder: Path) -> None:
-    onnx.save(mlp(ERF_GELU), folder / "model.onnx")
-    command = [sys.executable, "-c", "from rewriter.cli import main; main()", "model.onnx", "-o", "out.onnx"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "error"}, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert last_line(done.stdout).startswith("PASSED  1 block, read as 72 attention heads")
-    assert names(folder) == {"model.onnx", "out.onnx"}
 
 
 def test_help_needs_no_heavy_imports() -> None:

@@ -116,7 +116,6 @@ def test_file_of_heads(folder: Path, ran: Ran) -> None:
     assert facts["heads_per_neuron"][0]["head"]["beta"] > 1e9
 
 
-@pytest.mark.slow
 def test_remarks_about_no_node(tmp_path: Path, ran: Ran) -> None:
     quantize_dynamic(MODEL, tmp_path / "q.onnx")
     *_, remark, _ = told(ran, "heads", model=tmp_path / "q.onnx").splitlines()
@@ -190,7 +189,6 @@ def test_a_folder_with_its_tokenizer(tokenizer: Path, folder: Path, ran: Ran) ->
     assert "holds 2 ONNX files: name one of 'another.onnx', 'other.onnx'" in ran(2, ["heads", str(folder)]).err
 
 
-@pytest.mark.slow
 def test_run_writes_what_python_gives(folder: Path, ran: Ran) -> None:
     lines = told(ran, "run", *GIVEN, "--cache", "cache.npz", "--names", "blocks.1.mlp_heads.*").splitlines()
     assert lines[0].split() == ["blocks.1.mlp_heads.hook_pre", "[3,", "6,", "128]"]
@@ -349,7 +347,6 @@ def test_file_of_the_graph(folder: Path, ran: Ran, capsys: pytest.CaptureFixture
     assert (folder / "graph.json").read_bytes() == before
 
 
-@pytest.mark.slow
 def test_graph_of_a_text(tokenizer: Path, folder: Path, ran: Ran) -> None:
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer), "--logit", "5-1"]
     assert told(ran, "graph", *text, "-o", "graph.json").partition("\n")[0].endswith(" 'word2' - 'cat'")

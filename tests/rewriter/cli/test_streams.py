@@ -39,7 +39,7 @@ def test_a_reader_that_goes_away(folder: Path, status: int) -> None:
     if status:
         onnx.save(text_model("out = Abs(x)"), "model.onnx")
     command = [sys.executable, "-m", "rewriter", "model.onnx", "-o", "out.onnx"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "error"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         assert process.stderr is not None

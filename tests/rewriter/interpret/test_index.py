@@ -224,7 +224,6 @@ def test_files_open_elsewhere(tmp_path: Path) -> None:
     assert (tmp_path / "heads.safetensors").read_bytes() == first
 
 
-@pytest.mark.slow
 def test_refusals(tmp_path: Path) -> None:
     index = heads(FOLDER / "silu-decoder.onnx")
     with pytest.raises(UsageError, match=r"must end in \.safetensors"):

@@ -188,7 +188,6 @@ def test_validate_sees_an_ablation_and_accepts_what_changes_nothing() -> None:
     assert validate(path, freeze(path, "*.attn.*", feeds), inputs=feeds).exit_status == 0
 
 
-@pytest.mark.slow
 def test_later_interventions_add_to_earlier_ones(tmp_path: Path) -> None:
     stem = "relu-decoder"
     model, feeds = doubled(stem), fed(stem)
@@ -201,7 +200,6 @@ def test_later_interventions_add_to_earlier_ones(tmp_path: Path) -> None:
     assert model.SerializeToString() == doubled(stem).SerializeToString()
 
 
-@pytest.mark.slow
 def test_one_recorded_sequence_serves_all_and_other_sizes_fail() -> None:
     stem = "relu-decoder"
     model, feeds, others = doubled(stem), fed(stem), fed(stem, seed=1)

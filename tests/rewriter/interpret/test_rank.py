@@ -233,7 +233,6 @@ def test_scores_are_products_with_the_tables(stem: str, monkeypatch: pytest.Monk
             assert set(turned.values()) == {1.0}
 
 
-@pytest.mark.slow
 def test_scales_of_normalisations_are_folded_on_both_sides() -> None:
     stem, head = "silu-decoder", "blocks.1.mlp_heads.5"
     plain, (table, out) = heads(FOLDER / f"{stem}.onnx", wide=True), tables(stem)

@@ -103,7 +103,6 @@ def _off(value: Any, noise: float) -> Any:
     return value + np.float32(noise) if value.dtype == np.float32 else value
 
 
-@pytest.mark.slow
 def test_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     there = ("Shape 'shape'",)
     asked = fake_cuda(monkeypatch, {False: there, True: (*there, "Exp 'mlp/heads/exp'")}, noise=2.0**-20)
@@ -132,7 +131,6 @@ def test_a_provider_with_coarse_kernels(monkeypatch: pytest.MonkeyPatch, form: s
     assert not any(node.startswith(("Shape", "Slice", "Concat")) and "shape" in node for node in left)
 
 
-@pytest.mark.slow
 def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, {False: None, True: None}, noise=0.0)
     report = rewrite(mlp(SILU), providers=["cpu", "cuda"])

@@ -26,7 +26,6 @@ def exposing(model: onnx.ModelProto, form: str, *expose: str, **options: Any) ->
     return rewrite(model, form=form, expose=expose, **options)
 
 
-@pytest.mark.sample(1)
 @EACH
 def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
     report = exposing(mlp(SILU), form, "q,pattern,z")
@@ -64,7 +63,6 @@ def test_every_tensor_passes(form: str, text: str, first: str) -> None:
     assert len(report.rewritten.graph.output) == 5
 
 
-@pytest.mark.slow
 def test_a_glob_chooses_blocks() -> None:
     model = text_model(
         f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) z = Add(second, x) "
@@ -76,7 +74,6 @@ def test_a_glob_chooses_blocks() -> None:
     assert names == ["out", "mlp/heads/q", "mlp_2/heads/pattern"]
 
 
-@pytest.mark.slow
 def test_a_glob_without_a_match_is_said() -> None:
     report = exposing(mlp(SILU), "compact", "pattern:h.*")
     assert report.notes == ("--expose: no converted block of the main graph matches",)

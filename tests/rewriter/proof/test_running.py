@@ -99,7 +99,6 @@ def test_a_default_that_a_case_replaces_is_fed() -> None:
     np.testing.assert_array_equal(runs.truth[0]["y"], [3.0, 3.0])
 
 
-@pytest.mark.slow
 def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[weakref.ref[Any]] = []
 
@@ -215,7 +214,6 @@ def test_planted_bugs_fail_the_proof_by_blocks(
     assert {entry.name for entry in tmp_path.iterdir()} == {"model.onnx", "weights.bin"}
 
 
-@pytest.mark.slow
 def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
     model = text_model(f"f = MatMul(x, W1) y = Add(f, b1) {SILU} g = MatMul(h, W2) out = Add(g, b2)",
                        constants={"W1": values("W1"), "W2": values("W2")})  # fmt: skip

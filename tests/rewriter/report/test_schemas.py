@@ -123,7 +123,6 @@ def test_every_field_is_described_and_new_ones_may_come(name: str) -> None:
     assert SCHEMAS[name]["additionalProperties"] is True
 
 
-@pytest.mark.slow
 def test_numbers_of_a_conversion() -> None:
     data = rewrite(mixed()).to_json()
     converted, left = data["blocks"]
@@ -150,7 +149,6 @@ def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
 
 
-@pytest.mark.slow
 def test_committed_schemas_are_those_of_the_dataclasses() -> None:
     pytest.importorskip("pydantic", reason="schemas are made with pydantic (extra dev)")
     pytest.importorskip("docstring_parser", reason="schemas are made with docstring-parser (extra dev)")

@@ -68,7 +68,6 @@ def test_a_screen_of_80_columns(model: Path) -> None:
     assert all(label in text for label in ("blocks", "proved", "only run", "graph", "seconds"))
 
 
-@pytest.mark.slow
 def test_alike_blocks_share_a_line_and_the_worst_output_counts() -> None:
     report = rewrite(mlp(SILU))
     proof = report.validation.providers["cpu"]
@@ -83,7 +82,6 @@ def test_alike_blocks_share_a_line_and_the_worst_output_counts() -> None:
     assert "other: silu as 16 heads over 1 bias token, exact" in lines
 
 
-@pytest.mark.slow
 def test_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()

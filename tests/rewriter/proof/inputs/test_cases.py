@@ -184,7 +184,6 @@ def test_integers_along_one_axis_are_one_for_each_row() -> None:
     assert {case.feeds["timestep"].shape for case in make_cases(declare(inputs))} == {(1,), (3,)}
 
 
-@pytest.mark.slow
 def test_same_seed_same_values_and_inputs_are_independent() -> None:
     model, more = declare(TEXT), declare({**TEXT, "extra": (FLOAT, ["batch_size", 3])})
     for one, again, with_extra in zip(make_cases(model), make_cases(model), make_cases(more), strict=True):

@@ -252,7 +252,6 @@ def kinds(name: str) -> list[onnx.ModelProto]:
     return [text_model(text.replace("@", each), outputs="float[p, q, r] out", **options) for each in chosen]
 
 
-@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", KINDS)
 def test_what_an_operator_says_is_proved_of_the_same_model(name: str) -> None:
     model = kinds(name)[0]
@@ -354,7 +353,6 @@ def test_activations_fused_with_linear_operators(name: str) -> None:
         assert judged(text_model(fused, functions=shadow, **options), text_model(apart, **options)).certified
 
 
-@pytest.mark.slow
 def test_an_activation_that_nobody_knows_is_no_gemm() -> None:
     options: dict[str, Any] = {"inputs": "float[n, 4] x", "outputs": "float[n, 8] h", "domains": {"com.microsoft": 1}}
     for other in ('activation = "Unheard"', "activation = 3", 'activation = "Elu", activation_alpha = "a"'):
@@ -415,7 +413,6 @@ def test_functions_may_have_data_in_other_files(tmp_path: Path) -> None:
     assert not prove(models[0], models[2]).certified
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("draw", cases(["RandomNormalLike(y)", "Dropout(y, half, yes)", "own.Noise(y)"], OPEN))
 def test_one_draw_does_not_stand_for_two(draw: str) -> None:
     constants = {"half": np.asarray(0.5), "yes": numpy_helper.from_array(np.asarray(True), "yes")}

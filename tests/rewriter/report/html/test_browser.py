@@ -52,7 +52,6 @@ def texts(browser: Browser, selector: str) -> list[str]:
     return list(browser.value(f"[...document.querySelectorAll({selector!r})].map((each) => each.textContent)"))
 
 
-@pytest.mark.sample(17)
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("name", [*SHOWN, "heads", "heads-hostile", "heads-long"])
@@ -81,7 +80,6 @@ def test_names_run_nothing(browser: Browser, pages: dict[str, Path], tmp_path: P
     assert complaints(browser) != []
 
 
-@pytest.mark.slow
 def test_tables_sort_with_the_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["large"], width=1280)
     table = "document.querySelector('#blocks ~ * table')"

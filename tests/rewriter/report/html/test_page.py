@@ -75,7 +75,6 @@ def test_nothing_comes_from_outside(name: str, pages: dict[str, str]) -> None:
     assert "url(" not in pages[name].split("</style>")[0]
 
 
-@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [*REPORTS, "heads", "heads-hostile"])
 def test_policy_allows_the_page_itself_and_nothing_else(name: str, pages: dict[str, str]) -> None:
     taken = Page(pages[name])
@@ -86,7 +85,6 @@ def test_policy_allows_the_page_itself_and_nothing_else(name: str, pages: dict[s
     assert policies == [f"default-src 'none'; {hashes}; img-src data:; base-uri 'none'; form-action 'none'"]
 
 
-@pytest.mark.sample(9)
 @each_page
 def test_headings_are_in_order_and_links_lead_somewhere(name: str, pages: dict[str, str]) -> None:
     taken = Page(pages[name])
@@ -173,7 +171,6 @@ def test_left_blocks_have_their_reason_and_long_tables_are_folded(pages: dict[st
     assert {*map(str, Page(pages["large"]).all("details"))} == {"{}"}
 
 
-@pytest.mark.slow
 def test_hostile_names_are_text(pages: dict[str, str]) -> None:
     taken = Page(pages["hostile"])
     assert {tag for tag, _ in taken.tags} <= {tag for tag, _ in Page(pages["large"]).tags} | {
@@ -194,7 +191,6 @@ def test_hostile_names_are_text(pages: dict[str, str]) -> None:
     assert "שלום" in " ".join(taken.of("bdi")), "isolated from the direction of the text"
 
 
-@pytest.mark.slow
 def test_a_large_model_makes_a_small_page(pages: dict[str, str]) -> None:
     assert len(pages["large"].encode()) < 2_000_000
     assert len(Page(pages["large"]).all("tr")) > 2100
