@@ -116,10 +116,7 @@ def test_gate_as_product_where_the_product_comes_first() -> None:
 
 
 def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Text, options of `mlp` and of `rewrite`: what is the same function above; of spellings every third, of types one.
-
-    And of each activation in form compact, whose softmax stands in the graph.
-    """
+    """Text, options of `mlp` and of `rewrite`: some of what is the same above; each activation in form compact too."""
     yield from ((text, {}, {"form": "compact"}) for text in {label: text for _, label, text in SPELLINGS}.values())
     yield from ((*row.values, {}) for row in [*_spellings()][::3])
     yield SILU, {"opset": 11, "ir": 3}, {}
