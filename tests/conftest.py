@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import pytest
 
@@ -16,10 +18,7 @@ if WORKER:  # before numpy is imported, which reads them
     os.environ.update({f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "OMP")})
 
 if TYPE_CHECKING:
-    from models.entry import Dtype, Exporter
-
-slow = pytest.mark.slow
-"""Part of the extended suite: takes long, is rarely wrong, and something quicker tests the same by default."""
+    from models.entry import Dtype, Entry, Exporter
 
 Export = Callable[..., Path]
 """Entry name, exporter and element type (fp32 by default) to the exported file."""
@@ -47,17 +46,21 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of `tests/slow.txt` are slow. Without ATTNONLY_SLOW, slow tests are skipped.
+    """Without ATTNONLY_SLOW, slow tests are skipped: with `sample(N)`, all cases of a test but N drawn by their names.
 
     Those in `tests/exports` are marked `exports`, and what PyTorch warns of is its own affair.
     """
-    names = {*Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()}
+    sampled = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.path.parent.name == "exports":
             item.add_marker("exports")
             item.add_marker(pytest.mark.filterwarnings("ignore"))
-        if item.nodeid in names:
-            item.add_marker(slow)
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            sampled[item.nodeid.partition("[")[0]].append(item)
+    for cases in sampled.values():
+        (count,) = next(cases[0].iter_markers("sample")).args
+        for item in sorted(cases, key=lambda item: crc32(item.nodeid.encode()))[count:]:
+            item.add_marker("slow")
     if not os.environ.get("ATTNONLY_SLOW"):
         for item in items:
             if item.get_closest_marker("slow"):
@@ -77,6 +80,15 @@ def sessions_of_one_thread() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime, "SessionOptions", OneThread)
         yield
+
+
+def exporters_of(entry: Entry) -> tuple[Exporter, ...]:
+    """Those that are tested: of entries with one size only the first or the second, by the name.
+
+    `python -m models coverage` exports these with both.
+    """
+    small = set(entry.sizes) == {"tiny"} and len(entry.exporters) > 1
+    return (entry.exporters[crc32(entry.name.encode()) % 2],) if small else entry.exporters
 
 
 @pytest.fixture(scope="session")

@@ -120,6 +120,7 @@ ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 """What is imported, below where, and the only files there that may."""
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("rule", ONLY)
 def test_only_some_import(rule: str) -> None:
     packages, under, but = ONLY[rule]

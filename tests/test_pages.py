@@ -14,7 +14,6 @@ from benchmarks.performance.readme import made
 from rewriter import ExitStatus, rewrite
 from rewriter.cli import COMMANDS
 from rewriter.cli.models import convert
-from tests.conftest import slow
 from tests.pages import ROOT, commands, difference, examples, left_over, run_python, run_shell, workplace
 from tests.textmodels import FIRST, SILU, mlp
 
@@ -31,7 +30,7 @@ TESTS = "-m pytest"
 """The README's second command runs this suite; .ci/run carries it out, and it cannot be part of itself."""
 
 
-@slow
+@pytest.mark.slow
 def test_pages_run_as_printed_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one checkout, the README last: no page needs what it made, or is stopped by another, and git sees nothing."""
     pytest.importorskip("onnx_ir", reason="docs/comparing.md needs the extra ir")

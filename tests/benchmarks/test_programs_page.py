@@ -31,6 +31,7 @@ def kinds() -> dict[str, dict[str, bool]]:
     return providers.emitted()
 
 
+@pytest.mark.slow
 def test_kinds_of_nodes_are_what_the_emitters_give(
     tmp_path: Path, kinds: dict[str, dict[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

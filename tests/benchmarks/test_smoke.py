@@ -10,14 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import cuda, cuda_proofs, forms, fusions, large_model, latency, pattern, plan_scaling, validation
-from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
+from benchmarks.decoder import Shape
 from benchmarks.footprint import entered, one_block
 from benchmarks.memory import available
 from models.cells import Job
 from passes.forms import FORMS
 from rewriter import rewrite
 from tests.committed import FOLDER
-from tests.conftest import slow
 
 MODULES = (cuda, cuda_proofs, forms, large_model, latency, pattern, plan_scaling, validation)
 TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
@@ -63,7 +62,7 @@ def test_options(module: ModuleType) -> None:
     assert "--json" in result.output
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "arguments", "column", "wanted"), RUNS, ids=lambda each: getattr(each, "__name__", "")
 )
@@ -77,19 +76,6 @@ def test_rows(module: ModuleType, arguments: str, column: str, wanted: list[Any]
     assert [row[column] for row in content["rows"]] == wanted
 
 
-@pytest.mark.parametrize(
-    "activation", [pytest.param(name, marks=slow if name == "relu" else ()) for name in ACTIVATIONS]
-)
-@pytest.mark.parametrize(("build", "blocks"), [(decoder, 2), (mlp, 1)])
-def test_models_are_valid_and_proved(tmp_path: Path, activation: str, build: Any, blocks: int) -> None:
-    shape = Shape(**{**TINY.__dict__, "activation": activation})
-    path = tmp_path / "model.onnx"
-    onnx.save(build(shape, random_weights()), path)
-    onnx.checker.check_model(path, full_check=True)
-    report = rewrite(path, tmp_path / "heads.onnx", providers=["cpu"])
-    assert (report.exit_status, len(report.converted)) == (0, blocks)
-
-
 def test_a_conversion_crosses_few_files() -> None:
     """The measure of how much a reader must know; a step over it wants a reason."""
     rewrite(one_block())
@@ -97,6 +83,7 @@ def test_a_conversion_crosses_few_files() -> None:
     assert entered(lambda: rewrite(one_block()))[0] <= 65
 
 
+@pytest.mark.slow
 def test_what_tools_make_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal, different, refused; a second run only compares what a cut line lost."""
     job = Job("bert", "torchscript", 17, "fp32", "exports")

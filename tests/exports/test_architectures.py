@@ -14,7 +14,7 @@ from models.registry import ENTRIES, get
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import make_cases
-from tests.conftest import Export
+from tests.conftest import Export, exporters_of
 from tests.passes.test_apply import assert_unique_names, new_nodes
 
 LIMIT = {"gelu": 3.0, "gelu_new": 3.0, "gelu_pytorch_tanh": 3.0}
@@ -34,7 +34,7 @@ def cases(wanted: str) -> tuple[Any, ...]:
     return tuple(
         pytest.param(entry, exporter, id=f"{entry.name}-{exporter}")
         for entry in entries
-        for exporter in entry.exporters
+        for exporter in exporters_of(entry)
     )
 
 

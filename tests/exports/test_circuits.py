@@ -89,6 +89,7 @@ def test_gates_share_their_product(asked: Any) -> None:
         torch.testing.assert_close(each, made["gates"])
 
 
+@pytest.mark.slow
 def test_the_command_scores_what_a_model_is_rewritten_to(asked: Any, tmp_path: Path) -> None:
     arguments = [str(asked("llama")[0].path), "--tokenizer", str(TOKENIZER), "--json", str(tmp_path / "rows.json")]
     few = ["--prompts=2", "--neurons=4", "--seeds=2", "--question=induction"]

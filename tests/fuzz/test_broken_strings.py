@@ -12,11 +12,11 @@ from onnx import helper
 
 from rewriter import diff
 from rewriter.errors import ExitStatus, ModelError
-from tests.conftest import slow
 from tests.textmodels import FIRST, SECOND, SILU, text_model
 from tools.fuzz.damage import messages, repeated
 from tools.fuzz.trial import WAYS, tried
 
+_TRIED = WAYS[:1] + WAYS[-4:]
 _TOKEN, _BROKEN = "QQQQQQQQ", b"\xff\xfe\x80QQQQQ"
 
 
@@ -63,19 +63,21 @@ def test_the_model_is_converted(tmp_path: Path) -> None:
     assert {"op_type", "domain", "name", "dim_param", "denotation", "key", "ref_attr_name", "doc_string"} <= kinds
 
 
-@slow
-@pytest.mark.parametrize("way", WAYS[:1] + WAYS[-4:], ids=str)
-def test_strings_that_are_not_utf8(way: dict[str, Any], tmp_path: Path) -> None:
-    outcomes = ((name, tried(data, way, tmp_path)) for name, data in _broken())
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(5), ids=lambda place: str(_TRIED[place]))
+def test_strings_that_are_not_utf8(place: int, tmp_path: Path) -> None:
+    """Every field where a model is rewritten; each other command, which loads as that one does, gets a quarter."""
+    some = slice(place - 1, None, 4) if place else slice(None)
+    outcomes = ((name, tried(data, _TRIED[place], tmp_path)) for name, data in [*_broken()][some])
     assert [(name, outcome.message) for name, outcome in outcomes if outcome.finding] == []
 
 
-@slow
+@pytest.mark.slow
 def test_differences_of_strings_that_are_not_utf8(tmp_path: Path) -> None:
     plain, path = tmp_path / "plain.onnx", tmp_path / "broken.onnx"
     plain.write_bytes(_model().SerializeToString())
     shown = 0
-    for name, data in _broken():
+    for name, data in [*_broken()][::2]:
         path.write_bytes(data)
         try:
             found = diff(plain, path, outputs=False)

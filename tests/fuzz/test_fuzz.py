@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 
 from rewriter.errors import ExitStatus
-from tests.conftest import slow
 from tools.fuzz.__main__ import case
 from tools.fuzz.trial import WAYS, a_way, tried, unproved
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.onnx"))
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
 def test_cases_that_were_mended(path: Path, tmp_path: Path) -> None:
     for way in WAYS:
@@ -20,6 +19,7 @@ def test_cases_that_were_mended(path: Path, tmp_path: Path) -> None:
         assert not outcome.finding, (way, outcome.message)
 
 
+@pytest.mark.slow
 def test_some_trials(tmp_path: Path) -> None:
     statuses = set()
     for number in range(40):

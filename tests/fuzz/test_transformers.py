@@ -1,6 +1,5 @@
 """Random transformers: every MLP is found, and its heads are the same function by the oracle of the tests."""
 
-import os
 from functools import partial
 from random import Random
 from typing import Any
@@ -16,7 +15,6 @@ from rewriter import ExitStatus, Report, rewrite
 from rewriter.errors import ValidationError
 from tests.cases import run
 from tests.changes import maker
-from tests.conftest import slow
 from tests.oracle import evaluate
 from tools.fuzz.random_transformers import Transformer, transformer
 from tools.fuzz.trial import WRONG, a_way, tried_transformer, unproved
@@ -25,6 +23,7 @@ DRAWN = partial(settings, deadline=None, derandomize=True, suppress_health_check
 SEEDS = st.randoms(use_true_random=False)
 
 
+@pytest.mark.slow
 def test_what_is_drawn() -> None:
     drawn = [transformer(Random(number)) for number in range(60)]  # noqa: S311 - not for secrets
     told = " ".join(word for each in drawn for word in each.drawn)
@@ -47,7 +46,8 @@ def test_what_is_drawn() -> None:
     assert compared > 40
 
 
-@DRAWN(max_examples=300 if os.environ.get("ATTNONLY_SLOW") else 25)
+@pytest.mark.slow
+@DRAWN(max_examples=60)
 @given(SEEDS)
 def test_any_transformer_in_any_form(rng: Random) -> None:
     drawn = transformer(rng)
@@ -56,6 +56,7 @@ def test_any_transformer_in_any_form(rng: Random) -> None:
     assert not outcome.finding, (outcome.message, way, seed, onnx.printer.to_text(drawn.model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORM_NAMES[:3])
 def test_another_function_is_a_finding(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = _plain()
@@ -87,14 +88,15 @@ MENDED = {
 """Right transformers that failed the proof once."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("seed", "form"), MENDED, ids=str)
 def test_right_transformers_pass_the_proof(seed: int | str, form: str) -> None:
     found = rewrite(transformer(Random(seed)).model, form=form, fit=False).validation  # noqa: S311 - not for secrets
     assert found.failures == ()
 
 
-@slow
-@DRAWN(max_examples=60)
+@pytest.mark.slow
+@DRAWN(max_examples=20)
 @given(SEEDS)
 def test_any_right_transformer_passes_the_proof(rng: Random) -> None:
     way = {"command": "rewrite", "form": rng.choice(("local", "compact")), "validate": True}
@@ -102,7 +104,7 @@ def test_any_right_transformer_passes_the_proof(rng: Random) -> None:
     assert not outcome.finding, (outcome.message, way)
 
 
-@slow
+@pytest.mark.slow
 def test_inputs_that_leave_a_domain_are_told_from_another_function() -> None:
     rng = Random("7700/1033")  # noqa: S311 - not for secrets
     drawn = transformer(rng)

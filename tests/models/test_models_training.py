@@ -57,6 +57,7 @@ def test_the_decoder_of_repeats_has_learned_them() -> None:
     assert losses(TRAINED["induction"], rng.integers(0, 64, (16, 40))).mean() > math.log(64)
 
 
+@pytest.mark.slow
 def test_the_decoders_of_text_have_learned_it() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "trained" / TOKENIZERS["docstrings"]))
@@ -66,6 +67,7 @@ def test_the_decoders_of_text_have_learned_it() -> None:
         assert losses(TRAINED[name], ids).mean() < 3.0 < losses(TRAINED[name], shuffled).mean() - 1.0
 
 
+@pytest.mark.slow
 def test_the_decoder_of_questions_answers_them() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "trained" / TOKENIZERS["questions"]))

@@ -8,15 +8,12 @@ from models.registry import COMMITTED, Committed, get
 from models.variants import VARIANTS, Hints, Variant, get_variant, make_variant
 from rewriter import rewrite
 from tests.committed import FOLDER
-from tests.conftest import slow
 
 FREE = ("onnxruntime", "storage", "scopes")
 OTHERWISE = ("ort-transformers", "external-all")
 """The transformers optimizer takes some architectures only; onnxruntime does not load shapes from a data file."""
 
 PLAIN = [variant for variant in VARIANTS if variant.group in FREE and not variant.name.startswith(OTHERWISE)]
-QUICK = ("silu-decoder.onnx", "gelu-encoder.onnx", "gated-decoder.onnx")
-"""One from TorchScript, one of several nodes for its activation, one with gates; the others are slow tests."""
 
 
 def each_file(committed: Committed) -> str:
@@ -27,12 +24,10 @@ def each_variant(variant: Variant) -> str:
     return variant.name
 
 
+@pytest.mark.sample(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("variant", PLAIN, ids=each_variant)
-@pytest.mark.parametrize(
-    "committed",
-    [pytest.param(each, id=each_file(each), marks=() if each.file in QUICK else slow) for each in COMMITTED],
-)
+@pytest.mark.parametrize("committed", COMMITTED, ids=each_file)
 def test_the_same_blocks_are_found(committed: Committed, variant: Variant, tmp_path: Path) -> None:
     entry = get(committed.entry)
     target = make_variant(variant, FOLDER / committed.file, tmp_path / "model.onnx", Hints(entry.name, 4, 32))
@@ -42,18 +37,10 @@ def test_the_same_blocks_are_found(committed: Committed, variant: Variant, tmp_p
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name",
-    [
-        "ort-extended",
-        pytest.param("inputs", marks=slow),
-        pytest.param("constants", marks=slow),
-        pytest.param("no-names", marks=slow),
-        "if-captured",
-        pytest.param("loop", marks=slow),
-        "function-shared",
-    ],
+    "name", ["ort-extended", "inputs", "constants", "no-names", "if-captured", "loop", "function-shared"]
 )
 def test_a_variant_is_converted_and_proved(name: str, tmp_path: Path) -> None:
     target = make_variant(get_variant(name), FOLDER / "silu-decoder.onnx", tmp_path / "model.onnx")

@@ -231,6 +231,7 @@ def scalar(initializer: onnx.TensorProto) -> float | None:
     return None if initializer.dims else float(onnx.numpy_helper.to_array(initializer))
 
 
+@pytest.mark.sample(12)
 @BOTH_WAYS
 @EACH_PROGRAM
 def test_same_input_same_bytes(text: str, options: dict[str, Any], inline: bool) -> None:
@@ -301,6 +302,7 @@ def test_old_ir_versions_are_inlined(ir: int, opset: int) -> None:
     onnx.checker.check_model(result)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("opset", [7, 8])
 @pytest.mark.parametrize("text", ["h = LeakyRelu<alpha = 0.1>(y)", "h = Tanh(y)", SILU])
 def test_opsets_without_integer_constants_are_inlined(text: str, opset: int) -> None:
@@ -324,6 +326,7 @@ def test_newer_ir_versions_need_no_note(ir: int) -> None:
     assert planned(mlp(SILU, ir=ir), inline=True).notes == ()
 
 
+@pytest.mark.sample(25)
 @BOTH_WAYS
 @pytest.mark.parametrize("text", [SILU, ERF_GELU, MISH, "h = Relu(y)", "h = Tanh(y)"])
 @pytest.mark.parametrize("opset", [9, 10, 11, 13, 17, 21])

@@ -10,7 +10,6 @@ from rewriter.ort.sessions import open_session
 from tests import cases
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds, in_float64
-from tests.conftest import slow
 from tests.oracle import evaluate, tensors
 from tests.whole import ARCHITECTURES, layers_of, network, without_padding
 
@@ -23,15 +22,6 @@ DIFFERENCES = 9e-9
 ALL_FORMS = tuple(FORMS)
 
 PAIRS = [(name, form) for name in ARCHITECTURES for form in ALL_FORMS]
-
-
-def each(*quick: tuple[str, str]) -> pytest.MarkDecorator:
-    """All pairs of model and form; most are slow tests."""
-    pairs = [pytest.param(*pair, marks=() if pair in quick else slow) for pair in PAIRS]
-    return pytest.mark.parametrize(("name", "form"), pairs)
-
-
-EACH = each(("gated-decoder", "compact"))
 
 
 def load(name: str) -> onnx.ModelProto:
@@ -97,12 +87,14 @@ def float32_ratio(model: onnx.ModelProto, form: str) -> float:
     return max(ratios)
 
 
-@EACH
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("name", "form"), PAIRS)
 def test_float64_is_the_network_of_the_theorems(name: str, form: str) -> None:
     assert largest_difference(in_float64(load(name)), ARCHITECTURES[name], form) <= BOUND
 
 
-@each(*((name, "whole") for name in ARCHITECTURES))
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("name", "form"), [PAIRS[at] for at in range(len(PAIRS)) if (at + at // len(ALL_FORMS)) % 2])
 def test_float32_models_are_the_network_of_the_theorems(name: str, form: str) -> None:
     small = name == "gated-decoder" and form != "local"
     assert largest_difference(load(name), ARCHITECTURES[name], form) <= (DIFFERENCES if small else BOUND)

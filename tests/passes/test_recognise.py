@@ -16,7 +16,6 @@ from rewriter import heads, inspect
 from rewriter.interpret.index import HeadIndex
 from tests.changes import change_values, copied, weight
 from tests.committed import FOLDER
-from tests.conftest import slow
 from tests.passes.test_record import claiming, made
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp
 
@@ -90,10 +89,9 @@ def test_programs_that_round(text: str, elem: str, options: dict[str, Any]) -> N
     assert len(already(result)) == 1, make_plan(result, Options()).notes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "file", ["silu-decoder", *(pytest.param(f, marks=slow) for f in ("gelu-vision", "gated-decoder"))]
-)
+@pytest.mark.parametrize("file", ["silu-decoder", "gelu-vision", "gated-decoder"])
 def test_committed_models_are_recognised(file: str, form: str) -> None:
     found = inspect(made(FOLDER / f"{file}.onnx", form=form)).report
     assert found.converted == ()
@@ -175,6 +173,7 @@ FALSE = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("change", "reason"), FALSE)
 def test_a_false_plan_is_ignored_with_a_note(change: str, reason: str) -> None:
     model = claiming(masked(), change)
@@ -182,6 +181,8 @@ def test_a_false_plan_is_ignored_with_a_note(change: str, reason: str) -> None:
     assert len(plan.recognised.notes) >= 1
     assert re.search(reason, plan.recognised.notes[0]), plan.recognised.notes
     assert "model.transformer.h.0.mlp" not in [left.name for left in plan.left if left.miss.reason == ALREADY]
+    if reason == OTHER:  # the same note as of other changes
+        return
     assert any("is ignored" in note for note in inspect(model).report.notes)
     index = heads(model)
     assert not any(name.startswith("blocks.0.mlp_heads") for name in list(index))

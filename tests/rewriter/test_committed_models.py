@@ -13,9 +13,10 @@ from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, Report, rewrite
 from tests.committed import ACTIVATIONS, FOLDER, emitted, feeds, in_place
-from tests.conftest import slow
 from tests.errors import apart, error_ratio
 from tests.passes.test_apply import DOMAIN, all_nodes, assert_unique_names, metadata, new_nodes
+
+pytestmark = pytest.mark.sample(1)
 
 EACH_FILE = pytest.mark.parametrize("committed", COMMITTED, ids=lambda committed: committed.file)
 CONVERTED = [committed for committed in COMMITTED if not get(committed.entry).gated]
@@ -74,9 +75,7 @@ def test_every_form_is_the_same_function(file: str, form: str) -> None:
     assert found.exact <= found.carried + bound
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=slow if form in ("maskless", "staged") else ()) for form in BLOCK_FORMS]
-)
+@EACH_FORM
 @EACH_MODEL
 def test_every_form_is_as_accurate(file: str, form: str) -> None:
     model, _, result = rewritten(file, form)
@@ -85,6 +84,7 @@ def test_every_form_is_as_accurate(file: str, form: str) -> None:
     assert error_ratio(model, result, cases, optimised) <= 2.0 * MEASURED[file][form]
 
 
+@pytest.mark.slow
 @EACH_FILE
 def test_all_blocks_are_converted_and_proved(committed: Committed, folder: Path) -> None:
     report = report_of(committed.file, folder)
@@ -124,6 +124,7 @@ def test_only_softmax_attention_is_left_of_the_blocks(committed: Committed, fold
     assert [row.reason for row in again.left].count("it is attention heads already") == len(report.converted)
 
 
+@pytest.mark.slow
 def test_what_is_no_mlp_block_is_left_with_a_reason(folder: Path) -> None:
     """BERT's pooler ends in an output; the Conformer's convolution modules mix positions."""
     pooler = [row for row in report_of("gelu-encoder.onnx", folder).left if "pooler" in row.name]

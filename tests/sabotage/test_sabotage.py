@@ -1,6 +1,7 @@
 """No wrong function passes: every sabotage fails the proof, leaves no file, and is blamed on its block.
 
-A sample runs always, all with ATTNONLY_SLOW. `python -m tools.sabotage` tries single ones and writes the table.
+One of a sample runs always, the others of it are slow tests, and all run with ATTNONLY_SLOW.
+`python -m tools.sabotage` tries single ones and writes the table.
 """
 
 import os
@@ -17,13 +18,15 @@ from tests.sabotage.table import SAMPLE, TABLE, Expect, Sabotage
 from tests.sabotage.trials import controls, tried
 
 ALL = bool(os.environ.get("ATTNONLY_SLOW"))
-CHOSEN = TABLE if ALL else SAMPLE
+LATER = {(sabotage.name, subject.name) for sabotage in SAMPLE[1:] for subject in sabotage.subjects}
 
 
 def trials() -> Iterator[Any]:
-    for sabotage in CHOSEN:
+    for sabotage in TABLE if ALL else SAMPLE:
         for subject in sabotage.subjects:
-            yield pytest.param(sabotage, subject, id=f"{sabotage.name}-{subject.name}")
+            slow = (sabotage.name, subject.name) in LATER
+            name = f"{sabotage.name}-{subject.name}"
+            yield pytest.param(sabotage, subject, id=name, marks=pytest.mark.slow if slow else ())
 
 
 @pytest.mark.parametrize(("sabotage", "subject"), list(trials()))
@@ -54,6 +57,7 @@ def test_an_edit_that_does_nothing_is_an_error(tmp_path: Path) -> None:
         attempt(subject.path(tmp_path), {}, patch("model", "model.ir_version += 0"))
 
 
+@pytest.mark.slow
 def test_a_sabotage_that_passes_is_a_fault(tmp_path: Path) -> None:
     """A multiplication by 1 is none, so the rewriter is right to let it pass, and the suite must say so."""
     trial = tried(Sabotage("none", patch("heads", "out = Mul(own, $1.0)"), on("silu")), *on("silu"))

@@ -10,7 +10,6 @@ from benchmarks.fit import float32
 from passes.fit import find_kinks, fit_function
 from passes.programs.program import Array, Program
 from passes.programs.solve import Function
-from tests.conftest import slow
 
 CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
     # function, error reached over max(1, |f|), heads
@@ -30,10 +29,8 @@ CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
 }
 
 
-SLOW = ("sin", "hypot", "square", "exp", "softsign", "hard_swish")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=slow if name in SLOW else ()) for name in CASES])
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", CASES)
 def test_stated_error_holds(name: str) -> None:
     f, reached, heads = CASES[name]
     program = fit_function(f, 6.0, 1e-6, name)

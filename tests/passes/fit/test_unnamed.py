@@ -9,7 +9,6 @@ from passes.match.identify import Identified
 from passes.programs.activations import Activation
 from passes.programs.program import ARITHMETIC, Program
 from passes.programs.solve import Function
-from tests.conftest import slow
 
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
@@ -43,7 +42,6 @@ def test_several_heads_are_no_gate_of_a_form_that_pays_for_each() -> None:
     )
 
 
-@slow
 @pytest.mark.parametrize("elem_type", [FLOAT, HALF])
 def test_a_gate_that_would_be_far_off(elem_type: int) -> None:
     """In float16 the fit of a sine is a difference of large terms, which the limit of a gate changes."""

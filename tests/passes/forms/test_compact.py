@@ -99,7 +99,7 @@ def test_rows_that_the_original_lays_out_by_computed_sizes_are_certified() -> No
     cases.proved(model, form="compact")
 
 
-@pytest.mark.parametrize("form", ["compact", "maskless"])
+@pytest.mark.parametrize("form", ["compact", pytest.param("maskless", marks=pytest.mark.slow)])
 def test_four_axes_of_a_tensor_from_outside_a_branch_are_certified(form: str) -> None:
     body = (
         "yes = Constant<value_int = 1>() c = Cast<to = 9>(yes) out = If(c) <then_branch = g () => (float[] a) { "
@@ -119,6 +119,7 @@ ANY_RANK = "mlp/heads/integers_1_minus1_8"
 TURNED = {"gate": ["query_rows"], "value": ["value_rows"], "both": ["query_rows", "value_rows"]}
 
 
+@pytest.mark.slow
 def test_rows_of_a_stream_of_any_rank_are_certified_and_others_are_not() -> None:
     """Inference knows no shape in the loop."""
     model = text_model(LOOP)

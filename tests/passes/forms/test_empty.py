@@ -11,7 +11,6 @@ import pytest
 
 from rewriter import rewrite
 from tests.committed import FOLDER
-from tests.conftest import slow
 from tests.textmodels import SILU, mlp
 
 FORMS: tuple[dict[str, Any], ...] = (
@@ -68,9 +67,10 @@ def runs(model: onnx.ModelProto) -> Iterator[tuple[dict[str, Any], list[Any]]]:
             yield feeds, original.run(None, feeds)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
-    [*MODELS, "relu-decoder", pytest.param("gated-decoder", marks=slow), pytest.param("gelu-encoder", marks=slow)],
+    [*MODELS, "relu-decoder", "gated-decoder", "gelu-encoder"],
 )
 def test_sizes_of_0(name: str) -> None:
     model = MODELS.get(name) or onnx.load(FOLDER / f"{name}.onnx")

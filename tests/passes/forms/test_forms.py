@@ -17,7 +17,6 @@ from passes.programs.program import BiasToken, Head, Program
 from rewriter import ValidationError
 from rewriter.ort.sessions import open_session
 from tests import cases
-from tests.conftest import slow
 from tests.errors import EMITTED, InPlace, accurate, apart
 from tests.headmath import tapped
 from tests.oracle import evaluate
@@ -61,6 +60,7 @@ EACH_PROGRAM = pytest.mark.parametrize(
 SHAPES = ((1, 1), (1, 2), (1, TOKENS), (3, 19))
 
 
+@pytest.mark.sample(4)
 @EACH_PROGRAM
 @EACH_FORM
 def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
@@ -279,18 +279,16 @@ def test_names_and_shapes_of_the_projections() -> None:
 
 
 def _proved() -> Iterator[Any]:
-    for form, (name, text, options) in itertools.product(SQUARE, PROGRAMS):
-        for elem in ("float", "float16"):
-            quick = (form, name, elem) == ("compact", "silu", "float")
-            yield pytest.param(
-                mlp(text, elem=elem, **options), form, id=f"{form}-{name}-{elem}", marks=() if quick else slow
-            )
+    for place, (form, (name, text, options)) in enumerate(itertools.product(SQUARE, PROGRAMS)):
+        elem = ("float", "float16")[place % 2]  # every pair of form, program and type: PROGRAMS are odd in number
+        yield pytest.param(mlp(text, elem=elem, **options), form, id=f"{form}-{name}-{elem}")
     for name, first, _, options in FIRSTS:
-        yield pytest.param(mlp(SILU, first=first, **options), "compact", id=name, marks=slow)
+        yield pytest.param(mlp(SILU, first=first, **options), "compact", id=name)
     for name, options, _ in OTHERS:
-        yield pytest.param(mlp(SILU, **options), "compact", id=name, marks=slow)
+        yield pytest.param(mlp(SILU, **options), "compact", id=name)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("model", "form"), list(_proved()))
 def test_each_is_proved(model: onnx.ModelProto, form: str) -> None:
     assert cases.proved(model, form=form, max_tokens=TOKENS).left == ()
@@ -342,6 +340,7 @@ def test_forbidden_weights_are_exactly_zero(text: str, scale: float) -> None:
     np.testing.assert_array_equal(run(result, x)[:, 0], run(result, other)[:, 0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("inline", [False, True], ids=["calls", "inline"])
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "whole"])
 def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: bool) -> None:

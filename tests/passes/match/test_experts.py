@@ -14,7 +14,6 @@ from rewriter import certify, rewrite
 from rewriter.report.sections import summary_lines
 from tests.cases import proved
 from tests.changes import run
-from tests.conftest import slow
 from tests.textmodels import SECOND, SILU, findings, integers, mlp, only_block, text_model
 
 RNG = np.random.default_rng(3)
@@ -165,9 +164,10 @@ OF_CLIPPED = [
 ]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("activation", "labels"), [
     (GATED, ["silu(gate) * value"]),
-    pytest.param(CLIPPED, OF_CLIPPED, marks=slow),
+    (CLIPPED, OF_CLIPPED),
     (CLIPPED.replace("Mul(w, g)", "Mul(g, w)"), OF_CLIPPED),
     ("s = Sigmoid(y) n = Tanh(u) h = Mul(n, s)", ["sigmoid", "tanh(gate) * value"]),
 ], ids=["swiglu", "gpt-oss", "gpt-oss-right", "tanh-and-sigmoid"])  # fmt: skip
@@ -177,7 +177,7 @@ def test_projections_taken_apart(apart: str, activation: str, labels: list[str])
     found = findings(model)
     assert sorted(block.identified.label for block in found.blocks) == sorted(labels)
     assert [block.neurons for block in found.blocks] == [8] * len(labels)
-    if activation in (GATED, CLIPPED):
+    if activation == GATED:
         converted(model, len(labels))
 
 
@@ -212,12 +212,13 @@ one[1], other[1] = other[1], one[1]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "activation", "second", "options", "spoil"), [
     (LEFT, SILU, BACK, ROUTED, OTHER_EXPERT),
     (LEFT, SILU, BACK, ROUTED, OWN_INDEX),
     (f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", GATED, SECOND, {}, SWAPPED),
     (f"p = MatMul(x, W1pairs) {PAIRS[2][1]}", GATED, SECOND, {}, SWAPPED),
-    pytest.param(f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", CLIPPED, SECOND, {}, SWAPPED, marks=slow),
+    (f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", CLIPPED, SECOND, {}, SWAPPED),
 ], ids=["weights", "index", "strides", "pairs", "clipped"])  # fmt: skip
 def test_planted_errors_are_refused(
     first: str, activation: str, second: str, options: dict[str, Any], spoil: str

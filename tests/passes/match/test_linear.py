@@ -43,6 +43,7 @@ def test_equations(equation: str, weight: int, found: tuple[int, ...] | None) ->
     assert einsum_map(equation, weight) == found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

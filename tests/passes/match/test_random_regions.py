@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +96,7 @@ def _always(made: Array, _: Mapping[str, Array]) -> Array:
     return made
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(data=st.data())
 def test_whatever_is_converted_computes_the_region(data: st.DataObject) -> None:

@@ -90,6 +90,7 @@ def test_heads_without_a_mask_are_kept_from_bias_tokens() -> None:
     assert_same(post_norm("", "scores"), (1, 1), (2, 7))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("how", [ADDED, CHOSEN], ids=["added", "chosen"])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("lowest", [-1e9, -np.inf])

@@ -18,16 +18,11 @@ from rewriter.graph.view import all_views
 from rewriter.ort.sessions import open_session
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
-from tests.conftest import slow
 from tests.errors import RATIO, error_ratio
 from tests.oracle import evaluate, tensors
 from tests.whole import ARCHITECTURES, without_padding
 
 EACH = pytest.mark.parametrize("name", ARCHITECTURES)
-SOME = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in ("silu-decoder", "gelu-vision") else slow) for name in ARCHITECTURES],
-)
 TEXTS = [name for name in ARCHITECTURES if name != "gelu-vision"]
 LONGEST = 24
 WHOLE = Options(form="whole", forms=FormOptions(max_tokens=LONGEST))
@@ -45,8 +40,9 @@ def planned(model: onnx.ModelProto, neurons: str = "square") -> Plan:
     return plan
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("neurons", ["square", "compact", "staged"])
-@SOME
+@EACH
 def test_float32_is_as_close_as_the_original(name: str, neurons: str) -> None:
     """Sequences padded on either side, one of them so that a causal token may attend to nothing."""
     model = load(name)
@@ -72,6 +68,7 @@ def nodes_of_network(model: onnx.ModelProto, plan: Plan) -> list[onnx.NodeProto]
     return [view.nodes[index] for index in above if view.type_of(view.nodes[index].output[0]).elem_type in FLOATS]
 
 
+@pytest.mark.sample(1)
 @EACH
 def test_nothing_masks_but_w_qk(name: str) -> None:
     plan = planned(load(name, padding=False))
@@ -92,6 +89,7 @@ def test_nothing_masks_but_w_qk(name: str) -> None:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_mask_that_is_data_stays_and_is_named(name: str) -> None:
     plan = planned(load(name))

@@ -14,7 +14,7 @@ from tests.changes import Change, change_values, changed, weight
 from tests.textmodels import SILU, text_model
 
 ROOT = Path(__file__).resolve().parents[3]
-DIMS = {"batch": 16, "sequence": 32}
+DIMS = {"batch": 4, "sequence": 16}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,7 @@ def judged(a: onnx.ModelProto, b: onnx.ModelProto, seed: int = 0) -> Comparison:
     return validate(a, b, seed=seed, dims=DIMS)
 
 
+@pytest.mark.slow
 def test_a_model_that_rounds_otherwise_agrees(original: onnx.ModelProto) -> None:
     """Its outputs are further off than a share of 1/64: values have moved to the next step."""
     found = judged(original, changed(original, rounded_otherwise))
@@ -59,6 +60,7 @@ BIASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BIASES)
 def test_a_wrong_constant_is_named_whatever_rounding_hides(original: onnx.ModelProto, what: str) -> None:
     found = judged(original, changed(original, off_by_one_percent(BIASES[what])))

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 
 from rewriter import rewrite
 from rewriter.files.atomic import check_new_folder, copied_folder, sweep
-from tests.conftest import slow
 from tests.faults.killing import killed_everywhere
 from tests.textmodels import SILU, mlp
 
@@ -31,7 +31,7 @@ def below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-@slow
+@pytest.mark.slow
 def test_kill_at_every_third_point(tmp_path: Path) -> None:
     directories = [tmp_path / str(point) for point in range(70)]
     for directory in directories:

@@ -9,7 +9,6 @@ import pytest
 
 import rewriter
 from tests.committed import FOLDER
-from tests.conftest import slow
 
 _SLOW = {
     "rewriter.compare.parts",
@@ -27,6 +26,7 @@ def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("imported", ["rewriter.api.rewriting", "rewriter.report.terminal", "rewriter.cli"])
 def test_what_a_rewriting_does_not_need(imported: str, tmp_path: Path) -> None:
     found = python("-c", f"import sys, {imported}; print(*sys.modules, sep=chr(10))", cwd=tmp_path)
@@ -86,7 +86,7 @@ print(found.graph.same, found.validation.cases[0])
 """What people write without looking up which attribute may be missing."""
 
 
-@slow
+@pytest.mark.slow
 def test_a_natural_script_runs_and_is_typed(tmp_path: Path) -> None:
     import onnx
 

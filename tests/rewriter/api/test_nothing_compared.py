@@ -99,6 +99,7 @@ def test_given_inputs_do_not_hide_a_difference(tmp_path: Path) -> None:
     assert validate(a, a, inputs=path).undecided == (f"nothing could be compared: output out {EMPTY}",)
 
 
+@pytest.mark.slow
 def test_no_case_that_the_original_accepts(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="the original model runs on none of the 5 inputs tried, nor at other"):
         validate(PICKY, PICKY)

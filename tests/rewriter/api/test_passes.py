@@ -57,6 +57,7 @@ def test_a_pass(place: str, tmp_path: Path) -> None:
     assert not any(node.op_type == "Identity" for node in onnx.load(tmp_path / "out.onnx").graph.node)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_wrong_pass_fails_the_proof(place: str, tmp_path: Path) -> None:
     given: Any = {place: [step(lambda model: change_values(weight(model, "b2"), "v *= 0.5"))]}

@@ -48,6 +48,7 @@ def test_inputs_that_do_not_fit(inputs: Any, message: str) -> None:
             verb()
 
 
+@pytest.mark.slow
 def test_models_in_memory_of_every_kind(tmp_path: Path) -> None:
     onnx_ir = pytest.importorskip("onnx_ir")
     proto = mlp(SILU)
@@ -76,6 +77,7 @@ def test_models_in_memory_that_are_none(model: Any, message: str) -> None:
         rewrite(model)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_true_if_the_models_agree() -> None:
     other = mlp(SILU)
     change_values(other.graph.initializer[0], "v *= 1.5")
@@ -92,6 +94,7 @@ def test_a_comparison_is_true_if_the_models_agree() -> None:
     )
 
 
+@pytest.mark.slow
 def test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     report = rewrite(mlp(SILU))
     assert report.raise_for_status() is report

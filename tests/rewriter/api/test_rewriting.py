@@ -66,6 +66,7 @@ def test_only_and_skip(options: dict[str, Any], converted: list[str], reason: st
     assert report.exit_status is (ExitStatus.CONVERTED if converted else ExitStatus.NOTHING_TO_CONVERT)
 
 
+@pytest.mark.slow
 def test_dims_and_seed_reach_the_proof() -> None:
     report = rewrite(mlp(SILU), dims={"tokens": 5})
     assert report.validation.cases == ("batch 3, sequence 5", "batch 1, sequence 5")

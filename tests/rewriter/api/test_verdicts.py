@@ -43,6 +43,7 @@ def test_a_function_that_differs_only_far_out_agrees_and_is_named() -> None:
     assert found.validation.certificate.departure.node == "Min 'out'"
 
 
+@pytest.mark.slow
 def test_an_accuracy_is_the_users_and_not_the_plans() -> None:
     model = mlp(ERF_GELU)
     report = proved(model, accuracy=0.05)

@@ -93,6 +93,7 @@ def test_a_certificate_is_checked_against_the_files(folder: Path, ran: Ran) -> N
     assert "DOES NOT HOLD" in out
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("statement", "reason"),
     [
@@ -135,6 +136,7 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
     assert run(["certify", "a.onnx", "b.onnx", "-o", "a.onnx"]) == 2
 
 
+@pytest.mark.slow
 def test_the_plan_in_the_file_is_what_is_proved(folder: Path) -> None:
     onnx.save(mlp("h = Gelu(y)", opset=20), folder / "g.onnx")
     assert run(["g.onnx", "-o", "coarse.onnx", "--accuracy", "0.05", "--no-validate", "-q"]) == 0
@@ -169,6 +171,7 @@ def test_rewrite_writes_a_certificate_that_holds(folder: Path, ran: Ran) -> None
     assert run(["a.onnx", "--dry-run", "--certificate", "new.json"]) == 2
 
 
+@pytest.mark.slow
 def test_an_activation_within_a_fused_operator() -> None:
     """Its pre-activation is not a tensor of the original, so that the operator has to be written out."""
     fused = mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)", domains={"com.microsoft": 1})

@@ -82,6 +82,7 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
 )
 
 
+@pytest.mark.sample(31)
 @pytest.mark.parametrize(("command", "options", "message"), REFUSALS)
 def test_refusals(command: str, options: list[str], message: str, folder: Path, ran: Ran) -> None:
     error = ran(2, [command, str(MODEL), *options]).err
@@ -161,6 +162,7 @@ def data_of(page: Path) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
+@pytest.mark.slow
 def test_page_with_and_without_a_logit(folder: Path, ran: Ran) -> None:
     for options, logit in (([], None), (["--logit", "5-6"], "5 - 6")):
         (folder / "heads.html").unlink(missing_ok=True)
@@ -173,6 +175,7 @@ def test_page_with_and_without_a_logit(folder: Path, ran: Ran) -> None:
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
 
 
+@pytest.mark.slow
 def test_a_folder_with_its_tokenizer(tokenizer: Path, folder: Path, ran: Ran) -> None:
     (folder / "model.onnx").write_bytes(MODEL.read_bytes())
     (folder / "other.onnx").write_bytes(b"")
@@ -206,6 +209,7 @@ def test_a_failed_run_leaves_no_file(folder: Path, ran: Ran) -> None:
     assert [each.name for each in folder.iterdir()] == ["x.npz"]
 
 
+@pytest.mark.slow
 def test_run_on_texts(tokenizer: Path, folder: Path, ran: Ran) -> None:
     texts = ["--text", "the cat sat", "--text", "sat", "--tokenizer", str(tokenizer)]
     found = told(ran, "run", *texts, "--cache", "cache.npz", "--names", "*.hook_resid_post")
@@ -218,6 +222,7 @@ def test_run_on_texts(tokenizer: Path, folder: Path, ran: Ran) -> None:
             np.testing.assert_array_equal(archive[name], array)
 
 
+@pytest.mark.slow
 def test_table_of_attributions(folder: Path, ran: Ran) -> None:
     lines = told(ran, "attribute", *LOGIT, "--top", "3").splitlines()
     wanted = attribute(MODEL, "x.npz", 5)
@@ -236,6 +241,7 @@ def test_table_of_attributions(folder: Path, ran: Ran) -> None:
     assert found["logit"] != pytest.approx(wanted.logit, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_attribution_of_a_text(tokenizer: Path, folder: Path, ran: Ran) -> None:
     given: dict[str, Any] = {"input_ids": np.array([[0, 1, 2]]), "attention_mask": np.ones((1, 3), np.int64)}
     np.savez("x.npz", **given)
@@ -252,6 +258,7 @@ def test_attribution_of_a_text(tokenizer: Path, folder: Path, ran: Ran) -> None:
     assert (facts["tokens"], facts["entries"]) == (["the", "cat", "sat"], ["word2"])
 
 
+@pytest.mark.slow
 def test_why(folder: Path, ran: Ran) -> None:
     score = why(MODEL, "x.npz", "blocks.1.attn[2]", query=3, key=1)
     lines = told(ran, "attribute", *GIVEN, "--why", "blocks.1.attn[2]:3:1", "--top", "2").splitlines()
@@ -274,6 +281,7 @@ METADATA = {"slug", "scan", "transcoder_list", "prompt_tokens", "prompt", "node_
 """Names of circuit-tracer's data model, version 1, and of Neuronpedia's terms of scores."""
 
 
+@pytest.mark.slow
 def test_file_of_the_graph(folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(ran, "graph", *LOGIT, "-o", "graph.json").splitlines()
     data = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
@@ -353,6 +361,7 @@ def test_graph_of_a_text(tokenizer: Path, folder: Path, ran: Ran) -> None:
     assert tokenizer.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_tables_of_rankings(folder: Path, ran: Ran) -> None:
     lines = told(ran, "rank", "--top", "3").splitlines()
     assert max(map(len, lines)) <= 80

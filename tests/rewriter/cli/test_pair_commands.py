@@ -45,6 +45,7 @@ def test_validate_a_wrong_model(ran: Ran) -> None:
     assert text.splitlines()[-1].startswith("DIFFERENT  bad.onnx does not compute what a.onnx does, in ")
 
 
+@pytest.mark.slow
 def test_tolerances(ran: Ran, capsys: Capture) -> None:
     for option, value, number in (("atol", "x", "'x'"), ("rtol", "-1", "-1.0")):
         assert run(["validate", "a.onnx", "b.onnx", f"--{option}", value]) == 2
@@ -109,6 +110,7 @@ def test_report(capsys: Capture, option: str) -> None:
     assert (data["version"], data["a"], data["b"], data["verdict"]) == (1, "a.onnx", "b.onnx", "certified")
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("command", ["validate", "diff"])
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),

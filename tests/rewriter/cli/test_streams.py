@@ -14,7 +14,7 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.cli import Forgiving, run
-from tests.conftest import Ran, slow
+from tests.conftest import Ran
 from tests.textmodels import text_model
 
 
@@ -33,12 +33,13 @@ def test_json_into_a_file_or_not(folder: Path, ran: Ran, capsys: pytest.CaptureF
     assert json.loads(ran(0, ["validate", "--json", "model.onnx", "model.onnx"]).out)["verdict"] == "certified"
 
 
-@pytest.mark.parametrize("status", [0, pytest.param(3, marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 3])
 def test_a_reader_that_goes_away(folder: Path, status: int) -> None:
     if status:
         onnx.save(text_model("out = Abs(x)"), "model.onnx")
     command = [sys.executable, "-m", "rewriter", "model.onnx", "-o", "out.onnx"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "error"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         assert process.stderr is not None

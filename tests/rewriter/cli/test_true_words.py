@@ -13,7 +13,7 @@ from rewriter.cli import run
 from rewriter.proof.certificate import bounds
 from tests import changes
 from tests.cases import plant
-from tests.conftest import Ran, slow
+from tests.conftest import Ran
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
 Capture = pytest.CaptureFixture[str]
@@ -67,6 +67,7 @@ def test_what_is_wrong_differs_on_an_input_that_is_named(what: str, capsys: Capt
     assert abs(float(theirs) - float(ours)) > 1e-5
 
 
+@pytest.mark.slow
 def test_rewriting_is_strict_all_the_same(monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     """A bias of the rewritten model that is one unit in the last place off: no run sees it, and nothing refutes it."""
     onnx.save(mlp(SILU), "a.onnx")
@@ -88,9 +89,10 @@ GATE = "u = MatMul(x, V1) s = Sigmoid(y) f = Mul(y, s) h = Mul(f, u)"
 SOFTSIGN = "a = Abs(y) p = Add(a, $1.0) h = Div(y, p)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "domain", "options"),
-    [(GATE, 508.0, []), pytest.param(SOFTSIGN, 32.0, ["--option", "domain=32"], marks=slow)],
+    [(GATE, 508.0, []), (SOFTSIGN, 32.0, ["--option", "domain=32"])],
     ids=["swiglu", "softsign"],
 )
 def test_where_a_domain_holds_every_verdict_says_so(
@@ -123,6 +125,7 @@ def test_where_a_domain_holds_every_verdict_says_so(
     assert where in " ".join(ran(0, ["a.onnx", "--dry-run", *options]).out.split())
 
 
+@pytest.mark.slow
 def test_bounds_are_proved_where_they_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """By `rewrite`, and again by a later process of `certify --check`, for which the cache is emptied."""
     onnx.save(mlp(ERF_GELU), "a.onnx")

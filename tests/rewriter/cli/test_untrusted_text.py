@@ -7,7 +7,6 @@ import onnx
 import pytest
 
 from rewriter.cli import run
-from tests.conftest import slow
 from tests.textmodels import ERF_GELU, SILU, mlp
 
 NAMES = {
@@ -74,13 +73,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        pytest.param(*case, id=key, marks=() if number % 4 == 0 else slow)
-        for number, (key, case) in enumerate(CASES.items())
-    ],
-)
+@pytest.mark.sample(10)
+@pytest.mark.parametrize(("command", "name"), CASES.values(), ids=CASES)
 def test_no_output_carries_what_names_hold(
     command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ def stored(model: onnx.ModelProto, path: Path) -> Path:
     return path
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", [RELU6, ERF_GELU, TANH_GELU])
 def test_activations(activation: str, tmp_path: Path) -> None:
     model = mlp(activation)
@@ -46,6 +47,7 @@ def test_activations(activation: str, tmp_path: Path) -> None:
             assert not written[each.name].raw_data
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

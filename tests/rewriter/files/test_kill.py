@@ -46,6 +46,7 @@ def _prepare(directory: Path, place: str, proto: onnx.ModelProto) -> None:
         (directory / "source" / "w.bin").write_bytes(NEW.tobytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [elsewhere, source])
 def test_previous_output_survives_a_kill_at_any_point(work: Callable[[Path], None], tmp_path: Path) -> None:
     place = work.__name__
@@ -79,6 +80,7 @@ def command(directory: Path) -> None:
 _REPORT = ("--force", "--no-validate", "--report")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_output_and_report_of_a_command_are_old_or_new(by: int, code: int, tmp_path: Path) -> None:
     directories = [tmp_path / str(point) for point in range(POINTS)]

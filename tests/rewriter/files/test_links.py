@@ -53,6 +53,7 @@ def test_links_into_the_blobs(snapshot: Path) -> None:
     assert all(np.array_equal(weights[name], whole[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_every_call_that_runs_the_model(snapshot: Path, tmp_path: Path) -> None:
     path, out = snapshot / "model.onnx", tmp_path / "out.onnx"
     assert inspect(path).report.converted

@@ -98,6 +98,7 @@ def named(chosen: Any) -> str:
     return "-".join(f"{key}={each}" for key, each in chosen.items()) if isinstance(chosen, dict) else ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("chosen", [
     *({"activation_type": name, "k": k, "normalize_routing_weights": n, "bias": bool(n)}
       for name in ("relu", "gelu", "silu") for k, n in ((1, 0), (2, 1))),
@@ -137,6 +138,7 @@ def no_bias(model: onnx.ModelProto) -> None:
     total.op_type, total.input[:] = "Identity", total.input[:1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chosen", "spoil"), [
     ({}, lambda model: change_values(weight(model, "w1"), PERMUTED)),
     ({"bits": 8}, lambda model: change_values(weight(model, "s2"), PERMUTED)),
@@ -203,6 +205,7 @@ def test_what_is_left_has_its_reason_in_folders_too(chosen: dict[str, Any], reas
         assert ([each.reason for each in report.left], len(report.converted)) == (left, 1 - len(left))
 
 
+@pytest.mark.slow
 def test_rounding_of_the_original_is_measured_at_its_mixtures() -> None:
     """Else twelve layers would be off by more than one operator may be."""
     layer = """n{0} = SimplifiedLayerNormalization({1}, ones) f{0} = Reshape(n{0}, flat) r{0} = MatMul(f{0}, R{0})

@@ -17,6 +17,8 @@ from tests.committed import FOLDER, feeds
 from tests.decoder import Decoder
 from tests.headmath import tapped
 
+pytestmark = pytest.mark.sample(2)
+
 Array = NDArray[Any]
 
 EXACT = ["silu-decoder", "trained/docstrings-gelu"]

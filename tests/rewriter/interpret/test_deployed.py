@@ -275,6 +275,7 @@ def test_a_logit_is_the_sum_of_its_parts(name: str) -> None:
     assert "embed" in score.sources
 
 
+@pytest.mark.slow
 def test_dynamically_quantised(tmp_path: Path) -> None:
     quantize_dynamic(FOLDER / "silu-decoder.onnx", tmp_path / "q.onnx", per_channel=True, weight_type=QuantType.QUInt8)
     index, original = heads(tmp_path / "q.onnx"), heads(FOLDER / "silu-decoder.onnx")

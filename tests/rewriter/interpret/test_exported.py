@@ -45,6 +45,7 @@ def dequantised(chain: str, numbers: Array, scale: Array) -> Array:
     return shifted * scale if "scale" in nodes else shifted / 2 if "Div" in nodes else shifted * 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_weights_that_nodes_compute(chain: str) -> None:
     computed, plain = (onnx.load(FOLDER / "silu-decoder.onnx") for _ in range(2))

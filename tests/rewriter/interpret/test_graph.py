@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from rewriter import UsageError, attribution_graph, why
 from rewriter.interpret.graph import AttributionGraph, GraphNode, influence, normalised, prune, scores
 from tests.committed import FOLDER
-from tests.conftest import slow
 from tests.rewriter.interpret.test_attribution import EXACT, FITTED, LOGIT, attributed, decoder, given, lost
+
+pytestmark = pytest.mark.sample(1)
 
 Array = NDArray[Any]
 
@@ -67,7 +68,8 @@ def edge(stem: str, source: GraphNode, target: GraphNode) -> float:
 ORDER = ["blocks.0.attn", "blocks.0.mlp_heads", "blocks.1.attn", "blocks.1.mlp_heads", "logit"]
 
 
-@pytest.mark.parametrize("stem", [pytest.param(stem, marks=() if stem == "silu-decoder" else slow) for stem in EXACT])
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", EXACT)
 def test_edges_are_direct_effects(stem: str) -> None:
     graph = graph_of(stem)
     generator = np.random.default_rng(0)
@@ -104,7 +106,7 @@ def test_activations_are_those_of_the_model(stem: str) -> None:
         assert abs(node.activation - made[node.name][node.token, node.index]) <= 1e-6
 
 
-@pytest.mark.parametrize("most", [pytest.param(ALL, marks=slow), 60, 0])
+@pytest.mark.parametrize("most", [ALL, 60, 0])
 @pytest.mark.parametrize("stem", EXACT + FITTED)
 def test_edges_add_up(stem: str, most: int) -> None:
     """In-edges to the activation, out-edges to the effect along all paths; nothing is lost by taking fewer nodes."""
@@ -184,6 +186,7 @@ def test_remaining_heads_are_the_sum_of_theirs() -> None:
     assert max(left) <= min(kept)
 
 
+@pytest.mark.slow
 def test_of_a_difference_and_another_token() -> None:
     path = FOLDER / "silu-decoder.onnx"
     options: dict[str, Any] = {"position": 3}

@@ -20,6 +20,8 @@ from tests.committed import EACH_FILE, FOLDER, feeds
 from tests.headmath import close, neurons_write, pattern_of, scores_of, softmax, tapped, wide, written
 from tests.textmodels import FIRST, SILU, text_model
 
+pytestmark = pytest.mark.sample(1)
+
 NAMES = {
     "silu-decoder": 50,
     "relu-decoder": 50,

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rewriter import ModelError, UsageError, ablate, freeze, heads, patch, rewrite, run_with_cache, validate
 from tests.changes import nodes_of
 from tests.committed import ACTIVATIONS, FOLDER, VOCABULARY, in_float64
-from tests.conftest import slow
 from tests.headmath import Tensors
 from tests.oracle import evaluate, tensors
 from tests.rewriter.interpret.test_attribution import given
@@ -25,9 +24,7 @@ STEMS = ["silu-decoder", "relu-decoder", "gated-decoder", "gelu-vision", "gelu-e
 WIDTH = 8
 """Of the attention of all committed models."""
 SINGLE = ("gelu-vision", "gelu-encoder")
-SOME = pytest.mark.parametrize(
-    "stem", [pytest.param(stem, marks=() if stem in ("relu-decoder", "gelu-vision") else slow) for stem in STEMS]
-)
+SOME = pytest.mark.parametrize("stem", STEMS)
 
 
 @cache
@@ -130,6 +127,7 @@ INTERVENTIONS: dict[str, tuple[Intervention, str | list[str], int, Any, Change]]
 """What is done to which heads, in which layer and entries, and what takes their place, of those of other inputs."""
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("what", INTERVENTIONS)
 @SOME
 def test_values_in_the_place_of_others(stem: str, what: str) -> None:
@@ -142,6 +140,7 @@ def test_values_in_the_place_of_others(stem: str, what: str) -> None:
     close(ran(intervene(model, names, others), feeds), wanted)
 
 
+@pytest.mark.sample(1)
 @SOME
 def test_frozen_patterns(stem: str) -> None:
     model, feeds, others = doubled(stem), fed(stem), fed(stem, seed=1)
@@ -153,8 +152,10 @@ def test_frozen_patterns(stem: str) -> None:
     close(ran(freeze(model, "blocks.1.attn.2", others), feeds), wanted)
 
 
-@pytest.mark.parametrize("form", ["local", "whole", pytest.param("masked", marks=slow)])
-@pytest.mark.parametrize("stem", ["silu-decoder", pytest.param("gelu-encoder", marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "form"), [("silu-decoder", "local"), ("gelu-encoder", "whole"), ("silu-decoder", "masked")]
+)
 def test_rewritten_files(stem: str, form: str, tmp_path: Path) -> None:
     """Interventions on heads of a rewritten file do what those on the original do, in float32.
 
@@ -179,7 +180,7 @@ def test_rewritten_files(stem: str, form: str, tmp_path: Path) -> None:
             ablate(out, "blocks.0.mlp_heads.0")
 
 
-@slow
+@pytest.mark.slow
 def test_validate_sees_an_ablation_and_accepts_what_changes_nothing() -> None:
     path, feeds = FOLDER / "silu-decoder.onnx", given("silu-decoder")
     assert validate(path, ablate(path, "blocks.1.mlp_heads.3"), inputs=feeds).exit_status != 0

@@ -13,11 +13,11 @@ from rewriter.interpret import page as contents
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import FOLDER
-from tests.conftest import slow
 from tests.headmath import neuron_pattern, tapped, wide
 from tests.rewriter.interpret.test_attribution import given
 from tests.textmodels import word_tokenizer
 
+pytestmark = pytest.mark.slow
 MODEL = FOLDER / "silu-decoder.onnx"
 LOGIT = 5
 
@@ -32,7 +32,7 @@ def by_name(**options: Any) -> dict[str, dict[str, Any]]:
     return {head["name"]: head for head in data(**options)["heads"]}
 
 
-@pytest.mark.parametrize("stem", ["silu-decoder", pytest.param("gelu-encoder", marks=slow)])
+@pytest.mark.parametrize("stem", ["silu-decoder", "gelu-encoder"])
 def test_patterns_are_the_models(stem: str) -> None:
     index, model = heads(FOLDER / f"{stem}.onnx"), onnx.load(FOLDER / f"{stem}.onnx")
     found = by_name(stem=stem, logit=None)
@@ -93,7 +93,6 @@ def test_scores_are_those_of_their_function(monkeypatch: pytest.MonkeyPatch) -> 
     assert [bool(key) for rows in few for _, key, *_ in rows] == [True] * 10
 
 
-@slow
 def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
     few, wanted = data(most=7), attribute(MODEL, given("silu-decoder", 6), LOGIT)
     effects = {
@@ -111,7 +110,6 @@ def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
     assert without["notes"] == ["Shown are 0 of 256 neurons, those with the largest activation on these tokens."]
 
 
-@slow
 def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "MAX_TOKENS", 5)
     monkeypatch.setattr(contents, "_MAX_PATTERN_ENTRIES", 3 * 25)
@@ -127,13 +125,7 @@ def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [token["place"] for token in head_pictures(MODEL, long, most=3)["tokens"]] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "stem",
-    [
-        "gated-decoder",
-        *(pytest.param(stem, marks=slow) for stem in ("gelu-vision", "conformer-encoder", "gelu-encoder")),
-    ],
-)
+@pytest.mark.parametrize("stem", ["gated-decoder", "gelu-vision", "conformer-encoder", "gelu-encoder"])
 def test_other_models(stem: str) -> None:
     found = data(stem, None, most=6)
     neurons = [head for head in found["heads"] if head["kind"] == "neuron"]

@@ -14,8 +14,9 @@ from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import Best
 from tests.committed import FILES, FOLDER, VOCABULARY
-from tests.conftest import slow
 from tests.textmodels import text_model, word_tokenizer
+
+pytestmark = pytest.mark.sample(1)
 
 Array = NDArray[Any]
 
@@ -54,15 +55,8 @@ def score(writer: Array, reader: Array) -> float:
     return float(np.linalg.norm(writer @ reader) / (np.linalg.norm(writer) * np.linalg.norm(reader)))
 
 
-FAST = ({"silu-decoder": True}, {"gated-decoder": False})
-CASES = [
-    pytest.param(path, fold, id=f"{path.stem}-{fold}", marks=[] if {path.stem: fold} in FAST else slow)
-    for path in FILES
-    for fold in (False, True)
-]
-
-
-@pytest.mark.parametrize(("path", "fold_ln"), CASES)
+@pytest.mark.parametrize("fold_ln", [False, True])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_scores_are_those_of_explicit_products(path: Path, fold_ln: bool) -> None:
     index = heads(path, wide=True, fold_ln=fold_ln)
     wanted, order = explicit(index), [each.name for each in index.sublayers]
@@ -84,6 +78,7 @@ def test_scores_are_those_of_explicit_products(path: Path, fold_ln: bool) -> Non
                 assert abs(each.score - score(wanted[each.writer]["O"], wanted[reader][kind])) <= 1e-10
 
 
+@pytest.mark.slow
 def test_the_strongest_are_the_largest_of_all() -> None:
     found = compositions(FOLDER / "silu-decoder.onnx", top=5)
     everything = compositions(FOLDER / "silu-decoder.onnx", top=ALL)

@@ -64,6 +64,7 @@ REFUSED: tuple[tuple[Callable[[Any], Any], str], ...] = (
 )
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_refusals(call: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):

@@ -11,8 +11,9 @@ from rewriter import ValidationError, rewrite, run_with_cache
 from rewriter.interpret.run import Cached
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
-from tests.conftest import slow
 from tests.headmath import close, neuron_pattern, projected, tapped, wide
+
+pytestmark = pytest.mark.sample(1)
 
 
 def cached(path: Path, **options: str) -> Cached:
@@ -43,7 +44,7 @@ def test_original_heads(path: Path) -> None:
 
 
 @EACH_FILE
-@pytest.mark.parametrize("program", ["fewest", pytest.param("fast", marks=slow)])
+@pytest.mark.parametrize("program", ["fewest", "fast"])
 def test_heads_of_neurons(path: Path, program: str) -> None:
     run = cached(path, program=program)
     model = onnx.load(path)
@@ -96,6 +97,7 @@ def test_a_rewritten_file_records_the_same(form: str, tmp_path: Path) -> None:
         assert np.abs(before.cache[name] - after.cache[name])[finite].max() <= bound * scale, name
 
 
+@pytest.mark.slow
 def test_several_cases_of_several_lengths(tmp_path: Path) -> None:
     path = FOLDER / "silu-decoder.onnx"
     model = onnx.load(path)
@@ -128,6 +130,7 @@ def test_an_input_that_onnxruntime_refuses() -> None:
         run_with_cache(path, {**given, "input_ids": given["input_ids"] + 1000}, names="*.hook_q")
 
 
+@pytest.mark.slow
 def test_models_in_memory_and_lists_of_cases() -> None:
     path = FOLDER / "silu-decoder.onnx"
     given = feeds(onnx.load(path))

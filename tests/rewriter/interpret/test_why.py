@@ -79,6 +79,7 @@ def test_a_score_is_a_sum_over_pairs(stem: str, layer: int, head: int, tokens: t
             assert np.abs(found.table - mistake).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_key_is_the_one_attended_to_most() -> None:
     path, inputs = FOLDER / "silu-decoder.onnx", given("silu-decoder")
     totals = [why(path, inputs, "blocks.1.attn[2]", query=4, key=key).total for key in range(5)]
@@ -89,6 +90,7 @@ def test_the_key_is_the_one_attended_to_most() -> None:
     assert abs(masked.residual) <= 1e-12
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stem", ["gated-decoder", "gelu-encoder", "relu-decoder", "gelu-vision"])
 def test_what_the_file_computes(stem: str) -> None:
     """Rotations, shared keys, normalisations after sublayers: scores of onnxruntime in float32, and whole tables."""

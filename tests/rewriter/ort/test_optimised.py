@@ -42,6 +42,7 @@ def test_all_levels_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.data", "a.onnx", "c.json"]
 
 
+@pytest.mark.slow
 def test_the_optimiser_at_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certifying, "LEVELS", ("basic",))
     assert certify(scaled_convolution("float"))
@@ -63,6 +64,7 @@ def test_the_optimiser_at_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert certify(scaled_convolution("float16")).problems[0].endswith("; no optimiser alone is at fault")
 
 
+@pytest.mark.slow
 def test_those_that_act_are_known_from_the_log() -> None:
     model = load_model(mlp(SILU))
     basic, extended = (optimisers(model, level) for level in ("basic", "extended"))

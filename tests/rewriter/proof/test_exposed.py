@@ -51,6 +51,7 @@ def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
     np.testing.assert_allclose(got["mlp/heads/z_side_by_side"][:, :5], y * sigmoid(y), atol=2e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("text", [SILU, ERF_GELU, "h = Relu(y)"], ids=["silu", "gelu", "relu"])
 @pytest.mark.parametrize(("form", "first"), [("compact", "Add"), ("masked", "Add"), ("compact", "Sub")])
 def test_every_tensor_passes(form: str, text: str, first: str) -> None:
@@ -124,6 +125,7 @@ WRONG: tuple[tuple[str, str, Any], ...] = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("form", "what", "change"), WRONG)
 def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, change)

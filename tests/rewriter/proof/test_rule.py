@@ -178,6 +178,7 @@ def in_half() -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "least"),
     [

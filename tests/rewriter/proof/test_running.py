@@ -33,6 +33,7 @@ def difference(left: Results, right: Results) -> float:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("file", ["silu-decoder.onnx", "gelu-encoder.onnx"])
 @pytest.mark.parametrize("limit", [4000, 20_000])
 def test_same_as_the_whole(file: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +114,7 @@ def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(alive) == len(WAYS)
 
 
+@pytest.mark.slow
 def test_a_model_that_refuses_the_usual_sizes() -> None:
     """It takes sound in whole frames of a prime number of samples, which its refusal tells."""
     model = text_model(
@@ -163,6 +165,7 @@ def test_unknown_proof() -> None:
         rewrite(mlp(SILU), proof="quick")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_segments")
 def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = decoder(tmp_path)
@@ -190,6 +193,7 @@ def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch
     assert blocks.providers["cpu"].compared["logits"].max_abs < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize(
     ("pattern", "statement", "where"),

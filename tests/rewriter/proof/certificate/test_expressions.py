@@ -173,6 +173,7 @@ def test_listings_tell_constants_apart_and_share_parts() -> None:
     assert listing(VARIABLE) == ["y"]
 
 
+@pytest.mark.slow
 def test_deep_expressions_are_no_problem() -> None:
     deep = G
     for k in range(50_000):

@@ -125,6 +125,7 @@ def test_what_no_size_satisfies() -> None:
         accepted(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "most"), [("whole", 16), ("staged", 20)])
 def test_the_inputs_keep_to_max_tokens(form: str, most: int) -> None:
     report = rewrite(MODELS / "silu-decoder.onnx", form=form, max_tokens=most)

@@ -103,6 +103,7 @@ TRIED = {"ReLU by a comparison", "ELU", "ReLU by a mask", "a Dropout that drops 
 REFUSED = {"the sum of two tensors, as far as 6", "And, Or, Not"}
 
 
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("name", cases(RIGHT, REFUSED))
 def test_equal_functions_are_certified(name: str) -> None:
     found = of(*RIGHT[name])
@@ -200,6 +201,7 @@ SIZES = {"a batch of 4 or more", "70 tokens or more", "exactly 41 tokens"}
 """They are the same at the sizes tried, as their certificate says."""
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", cases(WRONG, OPEN))
 def test_other_functions_are_refused(name: str) -> None:
     found = of(*WRONG[name])
@@ -256,6 +258,7 @@ def test_what_an_operator_says_is_proved_of_the_same_model(name: str) -> None:
     assert judged(model, model).certified
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", cases(KINDS, OPEN))
 def test_operators_that_say_something_else(name: str) -> None:
     assert not judged(*kinds(name)).certified
@@ -333,6 +336,7 @@ FUSED = {
 PARTS = {"0.0)": "0.01)", "0.25": "0.26", "0.75": "0.74", "0.5": "0.6", "b1)": "c1)", "0.044": "0.045", "c1)": "b1)"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FUSED)
 def test_activations_fused_with_linear_operators(name: str) -> None:
     """They are what they are defined as, and nothing else."""
@@ -372,6 +376,7 @@ def branches(first: str, second: str, activation: str = SILU) -> onnx.ModelProto
     )
 
 
+@pytest.mark.slow
 def test_branches_are_compared_one_by_one() -> None:
     assert judged(branches("two", "three"), branches("two", "three", HEADS)).certified
     assert not judged(branches("two", "three"), branches("three", "two", HEADS)).certified
@@ -422,6 +427,7 @@ def test_bounds_that_are_infinite() -> None:
     assert not of("h = Relu(y)", "r = Relu(y) h = Clip(r, bottom, bottom)", **options).certified
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("elem", ["float", "float16", "double"])
 def test_every_type_of_float(elem: str) -> None:
     assert not of(SILU, WRONG["beyond 30"][1], elem=elem).certified
@@ -433,6 +439,7 @@ def test_a_deep_model() -> None:
     assert of(SILU, HEADS, second=second).certified
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_what_is_not_a_number_is_refused(number: float) -> None:
     """For one token number of 128, say."""
@@ -460,6 +467,7 @@ def test_a_claim_is_proved_or_refused_and_never_widened() -> None:
 CEILED = {"float": 1e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("elem", CEILED)
 def test_no_claim_is_above_the_ceiling_of_its_type(elem: str) -> None:
     """Off by the ceiling, which is one unit in the last place of 1 in half precision, or by twice as much."""
@@ -492,6 +500,7 @@ SMALL = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", cases(SMALL, OPEN))
 def test_what_is_no_activation_has_no_absolute_error(name: str) -> None:
     """All are within 1e-7 of max(1, |f|), as parts or as a whole, and change the output as much as one likes."""

@@ -20,7 +20,6 @@ from rewriter.proof.records import Certificate
 from tests import changes
 from tests.changes import add_weight, insert, maker
 from tests.committed import FOLDER
-from tests.conftest import slow
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 FORMS = ("masked", "maskless")
@@ -66,7 +65,7 @@ OPEN = pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        pytest.param(*case, marks=OPEN if case in REFUSED else slow if "four" in case[0] else ())
+        pytest.param(*case, marks=OPEN if case in REFUSED else pytest.mark.slow if case[1] == "maskless" else ())
         for case in product(RIGHT, ("local", *FORMS))
     ],
 )
@@ -322,19 +321,13 @@ PLANTED: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 SIZES = {"z is larger where there are 41 tokens", "positions of the last sequences"}
 """The same at the sizes tried, as their certificate says; the second fails to run for more than two sequences."""
-OFTEN = range(0, 100, 8)
-"""Errors in maskless and compact heads that are planted by default."""
 
 
-def planted() -> list[Any]:
-    return [
-        pytest.param(form, name, marks=() if form == "masked" or place in OFTEN else slow, id=f"{form}: {name}")
-        for form, errors in PLANTED.items()
-        for place, name in enumerate(errors)
-    ]
-
-
-@pytest.mark.parametrize(("form", "name"), planted())
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [pytest.param(form, name, id=f"{form}: {name}") for form, errors in PLANTED.items() for name in errors],
+)
 def test_planted_errors_are_refused(form: str, name: str) -> None:
     original, model = right(form)
     p = Planted(changes.copied(model))
@@ -350,6 +343,7 @@ def test_planted_errors_are_refused(form: str, name: str) -> None:
 HARMLESS["nothing is changed"] = ("masked", "with_sizes(p)")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_the_same_function_is_certified(name: str) -> None:
     form, statement = HARMLESS[name]
@@ -359,6 +353,7 @@ def test_what_is_the_same_function_is_certified(name: str) -> None:
     assert judged(original, p.model).certified
 
 
+@pytest.mark.slow
 def test_what_many_tokens_may_add_up_to_is_not_counted_once() -> None:
     """Values that are the same for all tokens: one more of weight 1e-17 is within the limit, 2^63 more are not."""
     original = mlp("h = Sigmoid(y)")
@@ -367,6 +362,7 @@ def test_what_many_tokens_may_add_up_to_is_not_counted_once() -> None:
     assert not judged(original, p.model).certified
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_heads_write_has_three_axes(form: str) -> None:
     """The product of one head with W_O runs with an axis more too, and its result has that axis."""
@@ -385,6 +381,7 @@ HEADS_OF_BOTH = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", HEADS_OF_BOTH)
 def test_two_models_with_heads_are_told_apart(name: str) -> None:
     """Heads of the same operands, in both models, are the same only if they compute the same."""

@@ -268,12 +268,14 @@ def cases(pairs: Mapping[str, tuple[Any, ...]]) -> list[Any]:
     return [pytest.param(pair, id=name) for name, pair in pairs.items()]
 
 
+@pytest.mark.sample(28)
 @pytest.mark.parametrize("pair", cases(ALWAYS))
 def test_it_is_not_certified(pair: tuple[Any, ...]) -> None:
     name = next(name for name, each in ALWAYS.items() if each is pair)
     assert not certified(*pair, there=name in THERE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", cases(CHANCE))
 def test_it_is_not_certified_by_chance(pair: tuple[Any, ...]) -> None:
     assert not any(certified(*pair) for _ in range(_CHANCES))

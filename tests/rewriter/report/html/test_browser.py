@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rewriter.report.html import render, render_heads
-from tests.conftest import slow
 from tests.rewriter.report.html.browser import EXECUTABLE, Browser, needs_browser
 from tests.rewriter.report.html.samples import EVIL, REPORTS, heads_data
 
@@ -55,7 +54,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", [*SHOWN, "heads", "heads-hostile", pytest.param("heads-long", marks=slow)])
+@pytest.mark.parametrize("name", [*SHOWN, "heads", "heads-hostile", "heads-long"])
 def test_page_fits_and_is_silent(name: str, width: int, dark: bool, browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages[name], width=width, dark=dark)
     browser.value("for (const each of document.querySelectorAll('details')) each.open = true")

@@ -19,6 +19,7 @@ def documented() -> list[str]:
     return shlex.split(command)
 
 
+@pytest.mark.slow
 def test_example_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     committed = EXAMPLE.read_text(encoding="utf-8")
     assert f"<style>{resource('style.css')}</style>" in committed

@@ -60,6 +60,7 @@ REST = ["Only run", "Blocks", "Operators", "Made with"]
 ALL = ["Proved for every input", "Reference measurement of rounding", *REST]
 
 
+@pytest.mark.sample(8)
 @each_page
 def test_nothing_comes_from_outside(name: str, pages: dict[str, str]) -> None:
     taken = Page(pages[name])
@@ -197,6 +198,7 @@ def test_a_large_model_makes_a_small_page(pages: dict[str, str]) -> None:
     assert render(large(3, 3)) == render(large(3, 3))
 
 
+@pytest.mark.slow
 def test_as_many_heads_as_a_page_has_make_a_small_page() -> None:
     """200 neurons and 64 original heads on 64 tokens, with the longest numbers."""
     weights, data = (np.tril(np.random.default_rng(0).uniform(size=(64, 64))) / 10).round(4), heads_data()
