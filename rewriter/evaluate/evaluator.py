@@ -249,15 +249,14 @@ class Evaluator:
         *,
         in_reals: bool = False,
         replaced: Mapping[str, Any] | None = None,
-        names: Mapping[str, str] | None = None,
     ) -> None:
-        """In a field, random residues replace the floats of `feeds`; `names`: inputs drawn under other names.
+        """In a field, random residues replace the floats of `feeds`.
 
         With `in_reals`, arithmetic on constant floats is that of the reals (of float64) instead of the runtime's.
         Values of `replaced` take the place of what nodes compute.
         """
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
-        self.in_reals, self.replaced, self._names = in_reals, replaced or {}, names or {}
+        self.in_reals, self.replaced = in_reals, replaced or {}
         self.opsets = program.opsets
         # Tensors that are still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
@@ -304,7 +303,7 @@ class Evaluator:
         if not is_float(x):
             self.decided.add(name)
         elif isinstance(self.arithmetic, Field):
-            drawn = "input", self._names.get(name, name), x.shape
+            drawn = "input", name, x.shape
             x = Value(self.arithmetic.function(drawn, np.arange(x.size)).reshape(x.shape))
         else:
             x = self.arithmetic.lift(x)

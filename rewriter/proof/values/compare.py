@@ -123,7 +123,7 @@ def compare(a: LoadedModel, b: LoadedModel, *, isolate: bool = False, **options:
         found = pair.compared(isolate=isolate)
         if pair.unable and not found.certified and pair.resized():
             found = pair.compared(isolate=isolate)
-        if pair.unable and not found.certified and not departs(pair.a, pair.b, pair.names):
+        if pair.unable and not found.certified and not departs(pair.a, pair.b):
             found = Certificate(certified=True)
     except Unsupported as error:
         found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
@@ -148,7 +148,7 @@ class _Pair:
 
     def __init__(
         self, a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None,
-        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, names: Mapping[str, str] | None = None,
+        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED,
         dims: Mapping[str, int] | None = None, longest: int | None = None,
     ) -> None:  # fmt: skip
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
@@ -162,7 +162,6 @@ class _Pair:
         self.points = points(self._maker, self._settings, longest)  # at which A can be evaluated
         self._small = self._with_branches()
         self._sizes: Mapping[Kind, int] = {}
-        self.names = dict(names or {})
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
         self._claims, self._limit = claims or {}, limit
@@ -176,19 +175,17 @@ class _Pair:
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Case]] = []
         theirs = {value.name for value in b.proto.graph.output}
-        missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
+        missing = next((each for each in self.outputs if each not in theirs), None)
         if missing is not None:
-            raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
+            raise Unsupported(f"the second model has no output '{missing}' (see --map)")
         inputs = [value.name for value in b.proto.graph.input]
         read = [{name for node in iter_nodes(each.graph.node) for name in node.input} for each in (self.a, self.b)]
         # What is a constant of A is one of B too, even if B's newer IR version lets callers replace it.
-        self.b.overridable &= {self.names.get(each, each) for each in self.a.overridable}
+        self.b.overridable &= self.a.overridable
         for default in sorted(self.a.overridable):
-            name = self.names.get(default, default)
-            if name not in inputs or (default in read[0] and name not in read[1]):
+            if default not in inputs or (default in read[0] and default not in read[1]):
                 raise Unsupported(f"the second model does not read the input '{default}', which has a default")
-        given = {self.names.get(name, name) for name in self.points[0].feeds}
-        given |= {tensor.name for tensor in b.proto.graph.initializer}
+        given = {*self.points[0].feeds, *(tensor.name for tensor in b.proto.graph.initializer)}
         new = next((each for each in inputs if each not in given), None)
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
@@ -377,12 +374,12 @@ class _Pair:
         large, pairs = self._most_rounds == _ROUNDS, dict[str, list[tuple[Array, Array]]]()
         cases = self.points[:1] if large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, _DRAWS)]
         ours = [Evaluator(self.a, Floats(), case.feeds) for case in cases]
-        theirs = [Evaluator(self.b, Floats(), self._renamed(case)) for case in cases]
+        theirs = [Evaluator(self.b, Floats(), case.feeds) for case in cases]
         if any(in_step(ours)) or any(in_step(theirs)):
             return ""  # an operator without a float64 form
         for a, b in zip(ours, theirs, strict=True):
             for name in self.outputs:
-                x, y = a.outputs()[name], b.outputs()[self.names.get(name, name)]
+                x, y = a.outputs()[name], b.outputs()[name]
                 if isinstance(x, Value) and isinstance(y, Value):
                     pairs.setdefault(name, []).append((x.entries, y.entries))
         far = next((name for name, each in pairs.items() if _far(each)), None)
@@ -398,9 +395,8 @@ class _Pair:
 
         found = Regions()
         for case in self._small:
-            feeds = case.feeds, self._renamed(case)
             with suppress(Unsupported):
-                found = found.joined(proposals(self.a, self.b, make, feeds, in_reals=reading.in_reals))
+                found = found.joined(proposals(self.a, self.b, make, case.feeds, in_reals=reading.in_reals))
         self._heads[reading] = found
         return bool(found.regions)
 
@@ -471,20 +467,15 @@ class _Pair:
         """One evaluation for each point, run in step, the first of a reading with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
-        names = {} if ours else {new: old for old, new in self.names.items()}
-        options: dict[str, Any] = {"names": names, "cover": self.cover, "in_reals": reading.in_reals}
+        options: dict[str, Any] = {"cover": self.cover, "in_reals": reading.in_reals}
         made: list[Replacing] = []
         for place, (f, case) in enumerate(zip(fields, cases, strict=True)):
-            feeds = case.feeds if ours else self._renamed(case)
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
             inside, regions = (heads.cones, heads.regions) if ours else (heads.inside, {})
-            made.append(Replacing(program, f, feeds, regions=regions, inside=inside, **{**options, **further}))
+            made.append(Replacing(program, f, case.feeds, regions=regions, inside=inside, **{**options, **further}))
         return made, in_step(made)
-
-    def _renamed(self, case: Case) -> dict[str, Array]:
-        return {self.names.get(name, name): value for name, value in case.feeds.items()}
 
     def _tried_only(self) -> str:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
@@ -499,7 +490,7 @@ class _Pair:
         alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
         if alike is not None:
             return f"{alike[0]} and {alike[1]} always had the same size"
-        return departs(self.a, self.b, self.names, self._last)
+        return departs(self.a, self.b, self._last)
 
     @cached_property
     def folds(self) -> Mapping[str, Fold]:
@@ -511,9 +502,7 @@ class _Pair:
     def _differing(self, a: Fingerprints, b: Fingerprints) -> list[str]:
         """The outputs of A whose values B does not have."""
         ours, theirs = a.outputs(), b.outputs()
-        return [
-            name for name in self.outputs if not same_value(a.field, ours[name], theirs[self.names.get(name, name)])
-        ]
+        return [name for name in self.outputs if not same_value(a.field, ours[name], theirs[name])]
 
     def _read_in_part(self, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> dict[str, tuple[int, ...]]:
         """Constant tables of B, with their shapes, that A lacks and that were not read whole."""

@@ -242,16 +242,16 @@ def proposals(
     a: Program,
     b: Program,
     make_field: Callable[[], Field],
-    feeds: Sequence[Mapping[str, Array]],
+    feeds: Mapping[str, Array],
     **options: Any,
 ) -> Regions:
     """Read the activations of A that became heads in B, at one small size; `options` are those of `Evaluator`.
 
-    `make_field` gives equal fields, one for each model; `feeds` are the inputs of both. Raises Unsupported.
+    `make_field` gives equal fields, one for each model. Raises Unsupported.
     """
-    other = Kept(b, make_field(), feeds[1], **options)
+    other = Kept(b, make_field(), feeds, **options)
     other.run()
-    reader = _Reader(a, make_field(), feeds[0], other, **options)
+    reader = _Reader(a, make_field(), feeds, other, **options)
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST))
     try:

@@ -36,7 +36,7 @@ _MOST_CONE = 2_000  # nodes between two anchors
 class _Side:
     """One model, evaluated at several points."""
 
-    def __init__(self, program: Program, names: Mapping[str, str], runs: Sequence[Fingerprints]) -> None:
+    def __init__(self, program: Program, runs: Sequence[Fingerprints]) -> None:
         self.program = program
         self.fixed: Container[str] = runs[0].fixed if runs else ()
         self.prints = runs[0].prints if runs else {}
@@ -50,7 +50,7 @@ class _Side:
         nodes = self.program.nodes(self.program.graph)
         self.makers = {name: node for node, _ in nodes for name in node.output if name}
         self.weights = self.program.weights(self.program.graph)
-        self.inputs = {value.name: names.get(value.name, value.name) for value in self.program.graph.input}
+        self.inputs = [value.name for value in self.program.graph.input]
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of an initializer that no caller may replace, or of a Constant node."""
@@ -94,7 +94,7 @@ class _Side:
             return _of_constant(constant)
         if node is None:
             default = self.weights.get(name)
-            return _digest("input", self.inputs.get(name, name), None if default is None else default.tobytes())
+            return _digest("input", name, None if default is None else default.tobytes())
         return self._of_node(node, name, self.ids)
 
     def _of_node(self, node: onnx.NodeProto, name: str, numbers: MutableMapping[str, str]) -> str:
@@ -129,14 +129,13 @@ class _Side:
         return [inner.get(value.name, "") for value in graph.output]
 
 
-def departs(a: Program, b: Program, names: Mapping[str, str], runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> str:
+def departs(a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> str:
     """Why equal values at some points are not known to be equal at every size; empty if they are.
 
-    `names` maps names of A to those of B where they differ. `runs` are the evaluations of both, with fingerprints at
-    the first point; without any, the same operators must compute all outputs from the same constants and inputs.
+    `runs` are the evaluations of both, with fingerprints at the first point; without any, the same operators must
+    compute all outputs from the same constants and inputs.
     """
-    sides = _Side(a, {}, runs[0]), _Side(b, {new: old for old, new in names.items()}, runs[1])
-    return _Anchors(*sides).why(names)
+    return _Anchors(_Side(a, runs[0]), _Side(b, runs[1])).why()
 
 
 class _Anchors:
@@ -154,7 +153,7 @@ class _Anchors:
         for name, each in a.prints.items():
             self._by_print.setdefault(each.exact, []).append(name)
 
-    def why(self, names: Mapping[str, str]) -> str:
+    def why(self) -> str:
         for name in (*self.b.weights, *self.b.inputs, *self.b.makers):
             number = self.b.number(name)
             if number not in self._known:
@@ -163,8 +162,7 @@ class _Anchors:
             if number in self._known:
                 self._held.add(number)
         for value in self.a.program.graph.output:
-            theirs = names.get(value.name, value.name)
-            if self.b.ids.get(theirs) != self.a.ids[value.name]:
+            if self.b.ids.get(value.name) != self.a.ids[value.name]:
                 return self._failed or f"output '{value.name}' is not computed as in the original"
         return ""
 
