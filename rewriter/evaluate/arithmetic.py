@@ -258,6 +258,10 @@ class Field:
         symbol = np.where(symbol > 1, -1, symbol)
         return symbol * self.turn if turned else symbol
 
+    def choose(self, a: Array, b: Array, c: Array) -> Array:
+        """b where a >= 0, c where a < 0."""
+        return np.asarray(np.where(self.sign(a) >= 0, b, c))
+
     def vanishes(self, a: Array) -> Array:
         """Whether entries are 0: a coin of each, since what may be 0, such as a mask, never is at random residues."""
         turned = self._note(np.asarray(a, np.int64))
@@ -342,6 +346,9 @@ class Field:
         value = np.where(a == 0, 1, self.mul(value, value))
         value[flipped] = self.inv(value[flipped])
         return value
+
+    def expm1(self, a: Array) -> Array:
+        return self.sub(self.exp(a), 1)
 
     def log(self, a: Array) -> Array:
         inverse = self.inv(a)
@@ -620,7 +627,9 @@ class Floats:
     neg: _Of = staticmethod(np.negative)
     sqrt: _Of = staticmethod(np.sqrt)
     sign: _Of = staticmethod(np.sign)
+    choose: _Of = staticmethod(lambda a, b, c: np.asarray(np.where(a >= 0, b, c)))
     exp: _Of = staticmethod(np.exp)
+    expm1: _Of = staticmethod(np.expm1)
     log: _Of = staticmethod(np.log)
     tanh: _Of = staticmethod(np.tanh)
     softplus: _Of = staticmethod(softplus)

@@ -127,13 +127,7 @@ def _logic(call: Call, *operands: Any) -> Array:
 
 
 def _absolute(f: Arithmetic, x: Array) -> Array:
-    return np.where(f.sign(x) < 0, f.neg(x), x)
-
-
-def _minus_one(f: Arithmetic, x: Array) -> Array:
-    """exp(x) - 1, as 2 tanh(x / 2) / (1 - tanh(x / 2)), which is exact for small x."""
-    half = f.tanh(f.mul(x, f.rational(_HALF)))
-    return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
+    return f.choose(x, x, f.neg(x))
 
 
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # operators whose operands broadcast
@@ -199,7 +193,7 @@ def _leaky_relu(call: Call, x: Any, slope: Any = None) -> Any:
         above = f.sign(f.sub(entries, call.number(call.get("alpha", 1.0)))) > 0
         return Value(np.where(above, entries, 0))
     factor = call.number(call.get("alpha", 0.01)) if slope is None else call.lift(slope, scalar=False).entries
-    return Value(np.where(f.sign(entries) > 0, entries, f.mul(entries, factor)))
+    return Value(f.choose(entries, entries, f.mul(entries, factor)))
 
 
 @elementwise("Elu", "Selu", "Celu")
@@ -207,7 +201,7 @@ def _elu(call: Call, x: Value) -> Any:
     f, entries, selu = call.f, x.entries, call.kind == "Selu"
     alpha = call.number(call.get("alpha", 1.67326319217681884765625 if selu else 1.0))
     inner = f.mul(entries, f.inv(alpha)) if call.kind == "Celu" else entries
-    made = np.where(f.sign(entries) > 0, entries, f.mul(alpha, _minus_one(f, inner)))
+    made = f.choose(entries, entries, f.mul(alpha, f.expm1(inner)))
     return Value(f.mul(made, call.number(call.get("gamma", 1.05070102214813232421875))) if selu else made)
 
 

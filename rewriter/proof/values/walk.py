@@ -10,7 +10,6 @@ attention to other tokens nothing is left.
 
 from __future__ import annotations
 
-import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import reduce
@@ -28,7 +27,7 @@ from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.nodes import CONTROL
 from rewriter.evaluate.reductions import axes_of, flat
 from rewriter.evaluate.scalar import COMPARISONS, LOGIC, is_far, is_last
-from rewriter.evaluate.table import MOVES, Call, row, tuple_of
+from rewriter.evaluate.table import ELEMENTWISE, MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate import expressions as ex
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, ordered
@@ -38,7 +37,6 @@ Index = tuple[int, ...]
 _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
-_COINS = ("Where", "Clip")
 _MOST_STEPS, _MOST_MOVED = 20_000, 2**22
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
 """The numerator and the denominators of a short number."""
@@ -162,7 +160,7 @@ class Walk:
                 if place > 1 or operand.ndim < 2:
                     continue
                 entries = _factors(self._run, node, operand, index, place)
-            elif key_of(node) in ex.OPERATORS or node.op_type in _COINS:
+            elif key_of(node) in ELEMENTWISE:
                 entries = operand.entries[aligned(index, operand.shape)]
             else:
                 return False
@@ -191,11 +189,8 @@ class Walk:
         if kind == "Clip":
             ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
             return ex.symbol("clip", (operand(0), *ends))
-        if kind == "Log":
-            return _softplus_of(operand(0))
-        if key_of(node) not in ex.OPERATORS:
-            raise NotAFunction(f"{kind} is not followed")
-        return ex.scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
+        parts = [None if each is None else operand(place) for place, each in enumerate(given)]
+        return ex.scalar_operator(key_of(node), attributes, parts)
 
     def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
         attributes = self._run.program.attributes(node)
@@ -307,14 +302,6 @@ class Walk:
         return ex.where(ex.sub(x, y), a, b) if node.op_type.endswith("OrEqual") else ex.where(ex.sub(y, x), b, a)
 
 
-def _softplus_of(inner: Expression) -> Expression:
-    """log(1 + exp(x)), the only logarithm that is followed. Raises NotAFunction for another one."""
-    for one, power in (inner.operands, inner.operands[::-1]) if inner.operator == "+" else ():
-        if one is ex.ONE and power.operator == "exp":
-            return ex.apply("softplus", power.operands[0])
-    raise NotAFunction("Log is not followed")
-
-
 def unraveled(number: int, shape: Sequence[int]) -> Index:
     """The index of an entry from its place in order."""
     return tuple(int(each) for each in np.unravel_index(number, shape))
@@ -409,12 +396,7 @@ def _number_in(field: Field, part: Expression) -> Array:
     return np.asarray(int(exact.p) * pow(int(exact.q), -1, field.p) % field.p)
 
 
-_IRRATIONAL: Mapping[Expression, np.float64] = {
-    ex.CUBIC: np.float64(0.044715),
-    ex.apply("sqrt", ex.HALF): np.float64(math.sqrt(0.5)),
-    ex.apply("sqrt", ex.div(ex.constant(2), ex.PI)): np.float64(math.sqrt(2 / math.pi)),
-}
-"""Numbers of GELU, which operators of its name contain."""
+_IRRATIONAL: Mapping[Expression, np.float64] = {each: np.float64(number) for number, each in ex.NUMBERS.items()}
 
 
 def _clipped(field: Field, x: Array, low: Array | None, high: Array | None) -> Array:
@@ -430,7 +412,7 @@ _IN_FIELD: Mapping[str, Callable[..., Array]] = {
     "erf": lambda field, a: field.odd("erf", a),
     "softplus": Field.softplus,
     "sqrt": Field.sqrt,
-    "where": lambda field, x, a, b: np.asarray(np.where(field.sign(x) >= 0, a, b)),
+    "where": Field.choose,
     "clip": _clipped,
     "pi": lambda field: field.function("pi", np.array(7)),  # a part of what is irrational
 }

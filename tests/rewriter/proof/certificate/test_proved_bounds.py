@@ -27,7 +27,6 @@ from rewriter.proof.certificate.expressions import (
     clip,
     constant,
     div,
-    gelu,
     maximum,
     minimum,
     mul,
@@ -41,7 +40,7 @@ from rewriter.proof.certificate.expressions import (
     where,
 )
 from tests.conftest import slow
-from tests.rewriter.proof.certificate.evaluated import at
+from tests.rewriter.proof.certificate.evaluated import at, gelu
 
 Y = VARIABLE
 THE_VARIABLE = fmpq(1), fmpq(0)
