@@ -43,6 +43,9 @@ _FEW = 32
 """Numbers that are inverted one by one."""
 _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 """Entries of the smallest weight whose products are remembered, and of all these products."""
+FARTHEST, UNREACHED = 2.0**59, 1e15
+"""Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
+the same where constants are read as the numbers they are rounded from."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -183,6 +186,7 @@ class Field:
         self._products = products
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
+        self.farthest = UNREACHED if snaps else FARTHEST
         self._powers = self.modulus.powers
         self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         # Fingerprints of what a sign was taken of, up to a factor, an order and a shape: a sign is a coin in the field,
@@ -620,7 +624,7 @@ class Floats:
     """float64, for the reference evaluation."""
 
     reads_masks, reads_values = False, True
-    snaps, low = False, -np.inf
+    snaps, low, farthest = False, -np.inf, np.inf
     add: _Of = staticmethod(np.add)
     sub: _Of = staticmethod(np.subtract)
     mul: _Of = staticmethod(np.multiply)

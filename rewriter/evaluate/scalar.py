@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Field, Unsupported, Value, lifted
+from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, UNREACHED, Arithmetic, Field, Unsupported, Value, lifted
 from rewriter.evaluate.moves import joint_masks, masks_of
 from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 elementwise = functools.partial(operator, elementwise=True)
-FARTHEST = 2.0**59
-_UNREACHED = 1e15
-"""Where constants are read as the numbers they are rounded from, no value exceeds this."""
 _HALF = Fraction(1, 2)
 
 
@@ -307,28 +304,15 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
-    """Whether no number is beyond a bound: it is infinite, or the last of its type, or treated so (`is_far`)."""
+    """Whether no number is beyond a bound: it is infinite, or the last of its type, or treated so (`FARTHEST`)."""
     if isinstance(bound, Value) or bound.dtype.kind != "f":
         return False
-    number = float(np.asarray(bound).item())
-    if is_last(bound, below=below) or is_far(call.f, number, below=below):
-        if isinstance(call.f, Field) and FARTHEST > abs(number) >= _UNREACHED:
+    number, last = float(np.asarray(bound).item()), np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
+    if (abs(number) >= min(abs(float(last)), call.f.farthest)) and (number < 0) == below:
+        if isinstance(call.f, Field) and FARTHEST > abs(number) >= UNREACHED:
             call.f.snapped[number] = "a bound that no value reaches"
         return bool(call.f.reads_masks)
     return False
-
-
-def is_last(bound: Any, *, below: bool) -> bool:
-    """Whether no number of the type of a bound is beyond it."""
-    if bound.dtype.kind != "f":
-        return False
-    last = np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
-    return bool(bound == last or bound == (-np.inf if below else np.inf))
-
-
-def is_far(f: Arithmetic, number: float, *, below: bool) -> bool:
-    """Whether no value is taken to be beyond a bound: heads clip there, and a coin would hide what they read."""
-    return abs(number) >= (_UNREACHED if f.snaps else FARTHEST) and (number < 0) == below
 
 
 @elementwise(*COMPARISONS)

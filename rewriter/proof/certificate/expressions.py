@@ -182,12 +182,6 @@ def minimum(a: Expression, b: Expression) -> Expression:
     return where(sub(b, a), a, b)
 
 
-def clip(a: Expression, low: Expression | None, high: Expression | None) -> Expression:
-    """min(max(a, low), high), as ONNX's Clip; None for no bound."""
-    raised = a if low is None else maximum(a, low)
-    return raised if high is None else minimum(raised, high)
-
-
 def power(a: Expression, exponent: int) -> Expression:
     """a to a power of at least 0."""
     if exponent < 2:
@@ -351,6 +345,8 @@ _METHODS: Mapping[str, Callable[..., Expression]] = {
 class Symbols:
     """Expressions, as arrays without axes: an arithmetic in which rows of the table say what operators are."""
 
+    reads_masks, farthest = True, math.inf  # bounds of a Clip are left out where they are the last number of their type
+
     def __getattr__(self, name: str) -> Callable[..., Array]:
         if name not in _METHODS:
             raise NotAFunction(f"{name} is not known of expressions")
@@ -366,22 +362,23 @@ class Symbols:
         if isinstance(x, Value):
             return x
         known = NUMBERS.get(x.item()) if x.dtype == np.float64 else None
-        return Value(np.asarray(known or constant(x.item()), object))
+        return Value(np.asarray(known or constant(float(x.item())), object))
 
 
 _SYMBOLS = SimpleNamespace(arithmetic=Symbols())
 
 
 def scalar_operator(
-    key: tuple[str, str], attributes: Mapping[str, object], operands: Sequence[Expression | None]
+    key: tuple[str, str], attributes: Mapping[str, object], operands: Sequence[Expression | Array | None]
 ) -> Expression:
-    """What an operator computes. Raises NotAFunction where it is not elementwise, or divides by the constant 0."""
+    """What an operator computes; bounds and exponents that are constant are arrays.
+
+    Raises NotAFunction where it is not elementwise, or divides by the constant 0.
+    """
     found = row(*key) if key in ELEMENTWISE else None
     if found is None:
         raise NotAFunction(f"{key[1]} is not known to be elementwise")
-    given: list[Any] = [None if each is None else Value(np.asarray(each, object)) for each in operands]
-    if key[1] == "Pow" and operands[1] is not None and (exponent := _number(operands[1])) is not None:
-        given[1] = np.asarray(float(exponent))
+    given = (Value(np.asarray(each, object)) if isinstance(each, Expression) else each for each in operands)
     made = found(Call(onnx.NodeProto(), key[1], attributes, _SYMBOLS), *given)
     if not isinstance(made, Value):
         raise NotAFunction(f"{key[1]} makes no number")

@@ -28,10 +28,9 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, content, distinct, is_float
+from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, Field, Unsupported, Value, content, distinct, is_float
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
-from rewriter.evaluate.scalar import FARTHEST
 from rewriter.evaluate.table import ELEMENTWISE
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of

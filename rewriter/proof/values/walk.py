@@ -4,8 +4,7 @@ What is read here is a proposal, and never believed: whoever uses it checks in t
 has the residue of a leaf is that leaf, and a factor that is 0 ends the walk, so that of a masked weight matrix or of
 attention to other tokens nothing is left.
 
-`softmax` and `clip` stay single symbols, because the field and ball arithmetic write them differently (`wide`,
-`in_field`).
+`softmax` stays a single symbol, because the field and ball arithmetic write it differently (`wide`, `in_field`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.nodes import CONTROL
 from rewriter.evaluate.reductions import axes_of, flat
-from rewriter.evaluate.scalar import COMPARISONS, LOGIC, is_far, is_last
+from rewriter.evaluate.scalar import COMPARISONS, LOGIC
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate import expressions as ex
@@ -42,8 +41,6 @@ _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
 """The numerator and the denominators of a short number."""
 UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
 """Exceptions raised by a walk where names or shapes are unexpected."""
-_OPEN = ex.symbol("open")
-"""An omitted bound of a Clip."""
 
 
 class Kept(Fingerprints):
@@ -186,21 +183,12 @@ class Walk:
             if self._run.depends(node.input[0]):
                 return self._chosen(node.input[0], index, operand(1), operand(2))
             return operand(1 if given[0][aligned(index, given[0].shape)] else 2)
-        if kind == "Clip":
-            ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
-            return ex.symbol("clip", (operand(0), *ends))
-        parts = [None if each is None else operand(place) for place, each in enumerate(given)]
+        known = kind in ("Clip", "Pow")  # bounds, and exponents
+        parts = [
+            each if each is None or (place and known and not isinstance(each, Value)) else operand(place)
+            for place, each in enumerate(given)
+        ]
         return ex.scalar_operator(key_of(node), attributes, parts)
-
-    def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
-        attributes = self._run.program.attributes(node)
-        if len(node.input) <= place or not node.input[place]:
-            stated = None if key not in attributes else np.float32(attributes[key])
-            return _OPEN if stated is None or is_last(stated, below=key == "min") else ex.constant(float(stated))
-        value = self._run.values[node.input[place]]
-        if not isinstance(value, Value) and is_float(value) and is_last(value, below=key == "min"):
-            return _OPEN
-        return self.at(node.input[place], (0,) * value.ndim)
 
     def _moved(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
         """The entry that was moved here, found by applying the operator to the numbers of entries, from 1."""
@@ -335,7 +323,7 @@ def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expre
 
 
 def wide(expression: Expression, values: Mapping[Expression, Expression] | None = None) -> Expression:
-    """The expression for ball arithmetic: softmax less the largest score, Clip by comparisons; leaves replaced."""
+    """The expression for ball arithmetic: softmax less the largest score; leaves replaced."""
     made: dict[Expression, Expression] = {}
     for part in ordered(expression):
         operands = tuple(made[each] for each in part.operands)
@@ -343,8 +331,6 @@ def wide(expression: Expression, values: Mapping[Expression, Expression] | None 
             made[part] = values[part]
         elif part.operator == "softmax":
             made[part] = ex.softmax(operands)[int(str(part.value))]
-        elif part.operator == "clip":
-            made[part] = ex.clip(operands[0], *(None if each is _OPEN else each for each in operands[1:]))
         elif not operands:
             made[part] = part
         else:
@@ -355,15 +341,15 @@ def wide(expression: Expression, values: Mapping[Expression, Expression] | None 
 
 def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, Array]) -> Array:
     """The expression at residues, entry by entry; softmax less its first score. Raises Unsupported."""
-    made: dict[Expression, Any] = {_OPEN: None, **leaves}
+    made: dict[Expression, Any] = {**leaves}
     weights: dict[tuple[Expression, ...], list[Array]] = {}
     for part in ordered(expression):
         if part in made:
             continue
         operands = [made[each] for each in part.operands]
-        if part.operator == "clip":
-            ends = zip((True, False), part.operands[1:], strict=True)
-            operands[1:] = [None if _far(field, end, below=below) else made[end] for below, end in ends]
+        if part.operator == "where" and _unreached(field, part):
+            made[part] = operands[1]
+            continue
         if part.operator == "softmax":
             if part.operands not in weights:
                 powers = [field.exp(field.sub(each, operands[0])) for each in operands]
@@ -379,9 +365,12 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
     return np.asarray(made[expression])
 
 
-def _far(field: Field, end: Expression, *, below: bool) -> bool:
-    """Whether a bound of a Clip is treated as unreachable, as in the evaluation."""
-    return isinstance(end.value, fmpq) and is_far(field, int(end.value.p) / int(end.value.q), below=below)
+def _unreached(field: Field, part: Expression) -> bool:
+    """Whether a part is bounded by a number that no value reaches, as a Clip in the evaluation."""
+    _, a, end = part.operands
+    if not isinstance(end.value, fmpq) or abs(end.value) < fmpq(int(field.farthest)):
+        return False
+    return part is (ex.maximum if end.value < 0 else ex.minimum)(a, end)
 
 
 def _number_in(field: Field, part: Expression) -> Array:
@@ -399,11 +388,6 @@ def _number_in(field: Field, part: Expression) -> Array:
 _IRRATIONAL: Mapping[Expression, np.float64] = {each: np.float64(number) for number, each in ex.NUMBERS.items()}
 
 
-def _clipped(field: Field, x: Array, low: Array | None, high: Array | None) -> Array:
-    raised = x if low is None else field.maximum(x, low)
-    return raised if high is None else field.minimum(raised, high)
-
-
 _IN_FIELD: Mapping[str, Callable[..., Array]] = {
     "+": Field.add,
     "*": Field.mul,
@@ -413,6 +397,5 @@ _IN_FIELD: Mapping[str, Callable[..., Array]] = {
     "softplus": Field.softplus,
     "sqrt": Field.sqrt,
     "where": Field.choose,
-    "clip": _clipped,
     "pi": lambda field: field.function("pi", np.array(7)),  # a part of what is irrational
 }

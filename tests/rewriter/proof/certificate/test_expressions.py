@@ -27,6 +27,7 @@ from rewriter.proof.certificate.expressions import (
     leaf,
     listing,
     maximum,
+    minimum,
     mul,
     neg,
     power,
@@ -93,11 +94,23 @@ def test_what_is_not_elementwise_is_not_guessed() -> None:
     for kind in ("Floor", "Sin", "Less", "Log", "Sign", "IsInf"):
         with pytest.raises(NotAFunction):
             scalar_operator(("", kind), {}, [VARIABLE, U][: 1 + (kind == "Less")])
-    for exponent in (constant(0.3), U):
+    for exponent in (np.array(0.3), U):
         with pytest.raises(NotAFunction):
             scalar_operator(("", "Pow"), {}, [VARIABLE, exponent])
-    assert scalar_operator(("", "Pow"), {}, [VARIABLE, constant(8)]) is power(VARIABLE, 8)
-    assert scalar_operator(("", "Pow"), {}, [VARIABLE, constant(-0.5)]) is div(ONE, apply("sqrt", VARIABLE))
+    assert scalar_operator(("", "Pow"), {}, [VARIABLE, np.array(8.0)]) is power(VARIABLE, 8)
+    assert scalar_operator(("", "Pow"), {}, [VARIABLE, np.array(-0.5)]) is div(ONE, apply("sqrt", VARIABLE))
+
+
+def test_the_last_number_of_a_type_is_no_bound() -> None:
+    """Any other one is, though no value in the field is taken to be beyond it."""
+    last, far = np.float32(np.finfo(np.float32).max), np.float32(2.0**60)
+    clips = [
+        scalar_operator(("", "Clip"), {}, [VARIABLE, np.array(-x), np.array(x)])
+        for x in (last, np.float32(np.inf), far)
+    ]
+    assert clips[:2] == [VARIABLE, VARIABLE]
+    assert clips[2] is minimum(maximum(VARIABLE, constant(-(2.0**60))), constant(2.0**60))
+    assert scalar_operator(("", "Clip"), {"min": 0.0}, [VARIABLE, None, np.array(last)]) is maximum(VARIABLE, ZERO)
 
 
 def test_defaults_are_float32_numbers() -> None:

@@ -24,7 +24,6 @@ from rewriter.proof.certificate.expressions import (
     Expression,
     add,
     apply,
-    clip,
     constant,
     div,
     maximum,
@@ -77,7 +76,7 @@ EXACT: dict[str, tuple[Expression, Expression]] = {
         mul(Y, sub(ONE, div(constant(2), add(ONE, mul(add(ONE, apply("exp", Y)), add(ONE, apply("exp", Y))))))),
     ),
     "ReLU with its sides changed": (RELU, where(neg(Y), ZERO, Y)),
-    "a clip from above first": (clip(Y, ZERO, constant(6)), maximum(minimum(Y, constant(6)), ZERO)),
+    "a clip from above first": (minimum(RELU, constant(6)), maximum(minimum(Y, constant(6)), ZERO)),
     "a kink that is not at 0": (
         maximum(PAST, ZERO), mul(HALF, add(PAST, where(PAST, PAST, neg(PAST))))
     ),
