@@ -14,7 +14,6 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
+from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
@@ -36,6 +36,7 @@ from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.records import TOPS, UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
+from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
@@ -114,8 +115,7 @@ _READINGS = (
 def compare(a: LoadedModel, b: LoadedModel, *, isolate: bool = False, **options: Any) -> Certificate:
     """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
-    The `options` are those of `rewriter.proof.prove.prove`.
-    Raises UsageError where `dims` names a dimension that the model lacks, or no inputs can be generated.
+    The `options` are those of `rewriter.proof.prove.prove`. Where no inputs can be generated, nothing is proved.
     """
     start = time.perf_counter()
     try:
@@ -125,22 +125,15 @@ def compare(a: LoadedModel, b: LoadedModel, *, isolate: bool = False, **options:
             found = pair.compared(isolate=isolate)
         if pair.unable and not found.certified and not departs(pair.a, pair.b):
             found = Certificate(certified=True)
-    except Unsupported as error:
+    except (Unsupported, UsageError) as error:  # the run will say, too, that no inputs can be generated
         found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
     return replace(found, seconds=time.perf_counter() - start)
 
 
 def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
     """Whether some values of an output are far from the others; ones near 0 are measured on the largest."""
-    largest = max(float(np.abs(x, where=np.isfinite(x), out=np.zeros_like(x)).max(initial=0.0)) for x, _ in pairs)
-    for x, y in pairs:
-        finite = np.isfinite(x)
-        if not np.array_equal(finite, np.isfinite(y)):
-            return True
-        far = np.linalg.norm(y[finite] - x[finite])
-        if far > _GROSS * max(float(np.linalg.norm(x[finite])), _NEAR_ZERO * largest):
-            return True
-    return False
+    least = _NEAR_ZERO * max(magnitude(x) for x, _ in pairs)
+    return any(misplaced(x, y).any() or relative_error(x, y, max(norm(x), least)) > _GROSS for x, y in pairs)
 
 
 class _Pair:
@@ -393,11 +386,7 @@ class _Pair:
         def make() -> Field:
             return reading.field(modulus, key)
 
-        found = Regions()
-        for case in self._small:
-            with suppress(Unsupported):
-                found = found.joined(proposals(self.a, self.b, make, case.feeds, in_reals=reading.in_reals))
-        self._heads[reading] = found
+        found = self._heads[reading] = proposals(self.a, self.b, make, self._small, in_reals=reading.in_reals)
         return bool(found.regions)
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
