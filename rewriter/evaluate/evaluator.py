@@ -36,7 +36,7 @@ from rewriter.evaluate.arithmetic import (
     keep_digest,
     multiply,
 )
-from rewriter.evaluate.nodes import CONTROL, Kernels, control
+from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
@@ -123,7 +123,7 @@ class Program:
         self.kernels_of_parts = Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         self._moved: tuple[Any, Sequence[Any], Any] = None, (), None
-        self._digests: dict[tuple[bytes | None, ...], list[bytes]] = {}  # of large results, by node and operands
+        self._digests: dict[bytes, list[bytes]] = {}  # of large results, by `key_on`
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
         missing = next((each for each in sorted(used) if each not in self.opsets), None)
@@ -175,16 +175,10 @@ class Program:
         if not (same and all(a is b for a, b in zip(given, operands, strict=True))):
             made = operator(call, *operands)
             if isinstance(made, np.ndarray) and made.size > _MAX_SMALL:
-                keep_digest(made, self._digests_of(call.node, operands))
+                plain = all(each is None or isinstance(each, np.ndarray) for each in operands)  # no sequences
+                keep_digest(made, self._digests.setdefault(key_on(call.node, operands), []) if plain else [])
             self._moved = call.node, operands, made
         return made
-
-    def _digests_of(self, node: onnx.NodeProto, operands: Sequence[Any]) -> list[bytes]:
-        """Where the digest of a node's result is kept, for the same node on equal arrays."""
-        if not all(each is None or isinstance(each, np.ndarray) for each in operands):
-            return []  # a sequence has no digest
-        known = (None if each is None else content(each) for each in operands)
-        return self._digests.setdefault((node.SerializeToString(deterministic=True), *known), [])
 
     def definition(self, node: onnx.NodeProto, types: Mapping[str, tuple[int, Any]]) -> list[onnx.NodeProto]:
         """The nodes that define an operator at some types and shapes. Raises Unsupported."""

@@ -229,10 +229,6 @@ class _Step:
     def get(self, name: str, default: Any = None) -> Any:
         return self.side.program.attributes(self.node).get(name, default)
 
-    def behind(self, axes: Sequence[int], rank: int) -> bool:
-        """Whether axes are behind those of the rows."""
-        return all((axis + rank if axis < 0 else axis) >= self.front for axis in axes)
-
 
 def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...]) -> str:
     """Why a node does not act on each row by itself; empty if it does."""
@@ -279,20 +275,20 @@ def _product(step: _Step) -> bool:
     return all(prod(step.side.shape_of(each)[:-2]) == 1 for each in step.others)
 
 
-def _along_axis(step: _Step) -> bool:
-    kind = step.node.op_type
-    if kind == "Gather" and step.node.input[0] not in step.data:
-        return False
-    old = kind in ("Softmax", "LogSoftmax") and step.side.program.opsets.get("", 13) < 13
-    return step.behind([step.get("axis", 1 if old else _AXES[kind])], len(step.side.shapes[0][step.data[0]]))
-
-
-def _along_axes(step: _Step) -> bool:
-    axes, place = step.get("axes"), 3 if step.node.op_type == "Slice" else 1
+def _along(step: _Step) -> bool:
+    """Along axes that are behind those of the rows."""
+    kind, axes = step.node.op_type, step.get("axes")
+    if kind in _AXES:
+        old = kind in ("Softmax", "LogSoftmax") and step.side.program.opsets.get("", 13) < 13
+        axes = [step.get("axis", 1 if old else _AXES[kind])]
+    place = 3 if kind == "Slice" else 1
     if axes is None and len(step.node.input) > place and step.node.input[place]:
         value = step.side.constant(step.node.input[place])
         axes = None if value is None else value.reshape(-1).tolist()
-    return bool(axes) and step.behind(axes, len(step.side.shapes[0][step.data[0]]))
+    if not axes or (kind == "Gather" and step.node.input[0] not in step.data):
+        return False
+    rank = len(step.side.shapes[0][step.data[0]])
+    return all((axis + rank if axis < 0 else axis) >= step.front for axis in axes)
 
 
 _AXES = {
@@ -305,8 +301,7 @@ _RULES: Mapping[str, Callable[[_Step], bool]] = {
     "Transpose": _transposed,
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu"), _product),
     "MatMulNBits": lambda step: step.data == [step.node.input[0]],
-    **dict.fromkeys(_AXES, _along_axis),
-    **dict.fromkeys(("Slice", *_REDUCED), _along_axes),
+    **dict.fromkeys((*_AXES, "Slice", *_REDUCED), _along),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
 }
 """Whether an operator acts on rows; elementwise ones are recognised by the module of their row in the table."""
