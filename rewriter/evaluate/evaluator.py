@@ -38,7 +38,7 @@ from rewriter.evaluate.arithmetic import (
 )
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
-from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, is_random, row, tuple_of
+from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
 from rewriter.graph.edit import by_definition, inlined
@@ -54,7 +54,7 @@ _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, Assertion
 """Exceptions raised while evaluating an invalid node."""
 _SHAPES = {"Shape", "Size"}
 _PARTS_OPSET = 13  # nodes that define an operator are of this opset, or a later one
-_SMALL_TABLE, _SMALL_WEIGHT = 32, 64
+_SMALL_WEIGHT = 64
 _MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
 
@@ -359,7 +359,7 @@ class Evaluator:
         domain = key_of(node)[0]
         if kind in CONTROL and not domain:
             return control(call, operands, environment)
-        self._note_tables(call, operands)
+        self.note_tables(call, operands)
         depends = any(isinstance(each, (Value, list)) for each in operands)
         if call.decided and kind in PRODUCTS and not depends:
             # Floats made of integer inputs (a time step) enter the arithmetic where they meet a weight.
@@ -498,23 +498,8 @@ class Evaluator:
         mixed = self.arithmetic.matmul(Value(shares), flat).reshape(len(ids), *table.shape[1:])
         return Value(mixed[back.reshape(index.shape)])
 
-    def _note_tables(self, call: Call, operands: Sequence[Any]) -> None:
-        """Note constant tables of which one size may read only a part."""
-        if call.kind not in TABLES or self.fixed.issuperset(name for name in call.node.input if name):
-            return
-        blended: Sequence[int] = (2,) if call.kind == "EmbedLayerNormalization" else ()
-        if call.decided and not blended and self.takes_rows(call, operands):
-            blended = range(4)  # scales of quantised tables included
-        for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
-            if name not in self.fixed or not isinstance(table, np.ndarray):
-                continue
-            least = 2 if call.decided and is_float(table) else _SMALL_TABLE
-            shaped = table.ndim > 1 or is_float(table) or call.decided
-            if table.size >= least and shaped and place not in blended:  # else every row is in what is read
-                self.read_in_part(call, name, table, operands)
-
-    def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:
-        """Called with constant tables of which one size may read only a part."""
+    def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
+        """Called with each node before it is computed; a subclass may note which tables are read in part."""
 
 
 def _numbers(value: Any) -> Any:

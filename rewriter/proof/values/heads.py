@@ -522,8 +522,8 @@ class _Reader(Kept):
         # What lays the activation out keeps the order of its entries.
         flat = np.ravel_multi_index([*spot], self.values[layer.data].shape)
         place = unraveled(int(flat), self.values[name].shape)
-        mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
+        mine = Walk(self, dict(here)).at(name, place)
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
             here |= {key * factor % self.field.p: mul(number, part) for key, part in [*here.items()]}
         other = total(self._terms(layer, spot[layer.axis], here, spot))

@@ -73,14 +73,12 @@ class Kept(Fingerprints):
 class Walk:
     """Walks in one evaluation."""
 
-    def __init__(
-        self, run: Kept, leaves: Mapping[int, Expression], stops: Mapping[str, Expression] | None = None
-    ) -> None:
-        """`leaves`: what entries with these residues are; `stops`: what the entries of these tensors are."""
+    def __init__(self, run: Kept, leaves: Mapping[int, Expression]) -> None:
+        """`leaves`: what entries with these residues are."""
         # By softmax that was met: how far masked keys are below the first that is not, by residue; the score of that.
         self.gaps: dict[str, dict[int, Expression]] = {}
         self.scores: dict[str, Expression] = {}
-        self._run, self._leaves, self._stops = run, leaves, stops or {}
+        self._run, self._leaves = run, leaves
         self.known: dict[tuple[str, Index], Expression] = {}
         self._sources: dict[str, Sequence[Any]] = {}
 
@@ -103,8 +101,6 @@ class Walk:
         if not isinstance(value, Value):
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
             return self._number(numbers[index]) if is_float(numbers) else ex.constant(int(numbers[index]))
-        if name in self._stops:
-            return self._stops[name]
         leaf = self._leaves.get(int(value.entries[index]))
         if node is None:
             if leaf is None:
