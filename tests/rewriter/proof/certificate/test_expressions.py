@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 from flint import fmpq
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from rewriter.evaluate.table import MICROSOFT
@@ -45,30 +44,15 @@ U, G = leaf(1), leaf(0)
 
 UNARY = (
     "Exp", "Erf", "Softplus", "Sigmoid", "Tanh", "Neg", "Abs", "Reciprocal", "Relu", "LeakyRelu", "Elu", "Selu", "Celu",
-    "HardSigmoid", "HardSwish", "Softsign", "Swish", "Mish", "Gelu",
+    "HardSigmoid", "HardSwish", "Softsign", "Mish", "Gelu",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", UNARY)
 def test_an_operator_is_what_onnx_says(kind: str) -> None:
-    try:
-        schema = onnx.defs.get_schema(kind, 23, "")
-    except onnx.defs.SchemaError:
-        pytest.skip("onnx here does not know it yet")
-    node = helper.make_node(kind, ["x"], ["y"])
-    double = onnx.TensorProto.DOUBLE
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", double, [None])],
-        [helper.make_tensor_value_info("y", double, None)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(schema.since_version, 20))])
+    text = f'<ir_version: 10, opset_import: ["": 20]> g (double[N] x) => (double[N] y) {{ y = {kind}(x) }}'
     x = np.array([-3.5, -1.0, -0.3, 0.4, 1.0, 2.5, 7.0])
-    try:
-        wanted = ReferenceEvaluator(model).run(None, {"x": x})[0]
-    except NotImplementedError:
-        pytest.skip("onnx here has no reference for it")
+    wanted = ReferenceEvaluator(onnx.parser.parse_model(text)).run(None, {"x": x})[0]
     made = scalar_operator(("", kind), {}, [VARIABLE])
     assert [float(at(made, each)) for each in x] == pytest.approx(wanted, rel=1e-6, abs=1e-6)
 
