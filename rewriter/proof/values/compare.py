@@ -112,7 +112,7 @@ _READINGS = (
 )  # fmt: skip
 
 
-def compare(a: LoadedModel, b: LoadedModel, *, isolate: bool = False, **options: Any) -> Certificate:
+def compare(a: LoadedModel, b: LoadedModel, **options: Any) -> Certificate:
     """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
     The `options` are those of `rewriter.proof.prove.prove`. Where no inputs can be generated, nothing is proved.
@@ -120,9 +120,9 @@ def compare(a: LoadedModel, b: LoadedModel, *, isolate: bool = False, **options:
     start = time.perf_counter()
     try:
         pair = _Pair(a, b, **options)
-        found = pair.compared(isolate=isolate)
+        found = pair.compared()
         if pair.unable and not found.certified and pair.resized():
-            found = pair.compared(isolate=isolate)
+            found = pair.compared()
         if pair.unable and not found.certified and not departs(pair.a, pair.b):
             found = Certificate(certified=True)
     except (Unsupported, UsageError) as error:  # the run will say, too, that no inputs can be generated
@@ -141,12 +141,12 @@ class _Pair:
 
     def __init__(
         self, a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None,
-        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED,
-        dims: Mapping[str, int] | None = None, longest: int | None = None,
+        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, dims: Mapping[str, int] | None = None,
+        longest: int | None = None, isolate: bool = False,
     ) -> None:  # fmt: skip
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a, other=b.proto), Program(b)
-        self._maker, self._most = Maker(a.proto, dims=dims), longest
+        self._maker, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
         large = max(a.size, b.size) > _SMALL_MODEL
         self._most_rounds, self._at_once = (_ROUNDS, _ROUNDS) if large else (_MOST_ROUNDS, 1)
         self._settings: Sequence[Setting] = (
@@ -202,7 +202,7 @@ class _Pair:
             self._small, self._heads, self.unable = self._with_branches(), {}, False
         return bool(found)
 
-    def compared(self, *, isolate: bool) -> Certificate:
+    def compared(self) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
         for reading in _READINGS:
@@ -224,14 +224,14 @@ class _Pair:
                 if not far and self._settings is _BRIEF and self._tried_only():
                     self._settings = SETTINGS[::2]
                     self.points = points(self._maker, self._settings, self._most)
-                    return self.compared(isolate=isolate)
+                    return self.compared()
                 if not far:
                     return self._equal(reading, rounds, regions)
                 named = far
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
-        departing = self._departure(isolate=isolate)
+        departing = self._departure()  # which may say what the reason is about
         why = Refusal(
             original=self._refuted or self._about,
             reason=named or self._reason,
@@ -270,13 +270,13 @@ class _Pair:
         self.points = [each for each in drawn if each.name in sizes] + further
         return self.points
 
-    def _departure(self, *, isolate: bool) -> Departure | None:
+    def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
         failed = [each for each in self._differ if each[0].snaps] or self._differ
-        found = [self._departing(*each, isolate=isolate) for each in failed]
+        found = [self._departing(*each) for each in failed]
         return max(found, key=lambda each: each.matched, default=None)
 
-    def _departing(self, reading: Reading, case: Case, *, isolate: bool) -> Departure:
+    def _departing(self, reading: Reading, case: Case) -> Departure:
         modulus, key = Modulus(), secrets.token_bytes(16)
 
         def evaluate(program: Program, replaced: Mapping[str, Value], *, keep: bool = False) -> Fingerprints:
@@ -291,7 +291,7 @@ class _Pair:
 
         wrong = (each for each in self._blocks if all(map(same, each.reads)) and not all(map(same, each.makes)))
         self._about = next((each.output for each in wrong), self._about)
-        if not isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
+        if not self._isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
         return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=True))
 

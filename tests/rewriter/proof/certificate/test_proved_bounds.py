@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 
@@ -221,10 +222,9 @@ def test_algebra_divides_only_by_what_is_nowhere_zero(low: str, high: str, equal
 def test_a_search_that_gives_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_CELLS", 20)
     found = of(*WRONG["the other GELU"], limit=4.8e-4)
-    assert found.undecided
     assert not found.holds
     assert found.bound > found.limit > found.at_least
-    assert "found on [" in found.reason
+    assert re.match(r"no bound below \S+ was found on \[", found.reason)
     assert found.cells == 22
     assert of(SILU, div(mul(SILU, OFF), OFF)).bound == math.inf
 
