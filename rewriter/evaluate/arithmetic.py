@@ -218,6 +218,9 @@ class Field:
     def mul(self, a: Array, b: Array) -> Array:
         return self.reduced(a * b)
 
+    def div(self, a: Array, b: Array) -> Array:
+        return self.mul(a, self.inv(b))
+
     def neg(self, a: Array) -> Array:
         return self._wrapped(-np.asarray(a))
 
@@ -648,6 +651,9 @@ class Floats:
 
     def inv(self, a: Array) -> Array:
         return 1.0 / np.asarray(a, np.float64)
+
+    def div(self, a: Array, b: Array) -> Array:
+        return a * self.inv(b)
 
     def function(self, name: object, *operands: Array) -> Array:
         function = _NUMPY.get(str(name))

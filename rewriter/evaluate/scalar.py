@@ -65,7 +65,7 @@ def div(call: Call, x: Any, y: Any) -> Any:
         if keepdims and len(axes) == 1:
             return softmax(call, base, axes[0])
     same = y.size > 1 and bool((y.entries == y.entries.flat[0]).all())
-    entries = f.mul(x.entries, f.inv(y.entries.flat[0] if same else y.entries))
+    entries = f.div(x.entries, y.entries.flat[0] if same else y.entries)
     entries = np.broadcast_to(entries, np.broadcast_shapes(x.shape, y.shape))
     if x.whole and y.whole:
         return Value(f.odd("truncated", entries), whole=True)
@@ -148,7 +148,7 @@ _UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
     "Relu": lambda f, x: f.maximum(x, np.zeros_like(x)),
     "Abs": _absolute,
     "Sign": lambda f, x: f.reduced(f.sign(x)),
-    "Softsign": lambda f, x: f.mul(x, f.inv(f.add(f.rational(1), _absolute(f, x)))),
+    "Softsign": lambda f, x: f.div(x, f.add(f.rational(1), _absolute(f, x))),
     "Mish": lambda f, x: f.mul(x, f.tanh(f.softplus(x))),
     "Floor": lambda f, x: f.function("floor", x),
     "Ceil": lambda f, x: f.neg(f.function("floor", f.neg(x))),

@@ -335,7 +335,8 @@ def _function(name: str, a: Expression, *_: Expression) -> Expression:
 
 
 _METHODS: Mapping[str, Callable[..., Expression]] = {
-    "add": add, "sub": sub, "mul": mul, "neg": neg, "inv": partial(div, ONE), "rational": lambda number: number,
+    "add": add, "sub": sub, "mul": mul, "div": div, "neg": neg, "inv": partial(div, ONE),
+    "rational": lambda number: number,
     "power": lambda a, exponent: power(a, int(exponent.value.p)), "maximum": maximum, "minimum": minimum,
     "choose": where, "sigmoid": sigmoid, "tanh": tanh, "expm1": lambda a: sub(apply("exp", a), ONE), "log": _logarithm,
     **{name: partial(apply, name) for name in FUNCTIONS}, **dict.fromkeys(("function", "odd", "even"), _function),

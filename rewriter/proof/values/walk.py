@@ -387,7 +387,7 @@ _IRRATIONAL: Mapping[Expression, np.float64] = {each: np.float64(number) for num
 _IN_FIELD: Mapping[str, Callable[..., Array]] = {
     "+": Field.add,
     "*": Field.mul,
-    "/": lambda field, a, b: field.mul(a, field.inv(b)),
+    "/": Field.div,
     "exp": Field.exp,
     "erf": lambda field, a: field.odd("erf", a),
     "softplus": Field.softplus,
