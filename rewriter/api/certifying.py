@@ -16,7 +16,7 @@ import onnx
 from passes.record import PlanError, read_record
 from rewriter.api.rows import held_by, longest_of
 from rewriter.api.run import environment, name_of, silent
-from rewriter.compare.graphs import check_names
+from rewriter.compare.graphs import renamed
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.files.save import sha256_of
@@ -87,8 +87,8 @@ def certify(
         if claims or accuracy or names:
             raise UsageError("claims, an accuracy and names are for two models")
         return _optimised(original, limit, progress)
-    models = [load_model(source, mapped=True) for source in (original, rewritten)]
-    check_names(models[0].proto, names or {})
+    a, b = (load_model(source, mapped=True) for source in (original, rewritten))
+    models = a, renamed(a, b, names or {})
     plan = stated(models[1].proto, accuracy)
     held = plan.held
     if claims is not None:
@@ -98,7 +98,7 @@ def certify(
                 raise UsageError(f"the claim about {quoted(name)} is not {what}")
         paths = [view.path for view in all_views(models[0].proto)]
         held = {(path, name): Claimed(*each) for name, each in claims.items() for path in paths}
-    found = prove(*models, claims=held, limit=limit, names=names, longest=plan.longest)
+    found = prove(*models, claims=held, limit=limit, longest=plan.longest)
     return certification_of(original, rewritten, found, models)
 
 

@@ -16,7 +16,7 @@ from passes.plan import make_plan
 from rewriter.api.certifying import stated
 from rewriter.api.run import CompareKeywords, Run, check_known, described, name_of, settings_of
 from rewriter.compare import CompareOptions
-from rewriter.compare.graphs import check_names, difference, signature_differences
+from rewriter.compare.graphs import difference, renamed, signature_differences
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
 from rewriter.proof.nudge import Point
@@ -66,14 +66,13 @@ def _compared(
 ) -> Comparison:
     check_known(options, Settings, CompareOptions)
     settings, asked = checked(settings_of(options)), build(CompareOptions, options)
-    names = asked.names or {}
     with run.step("load", "loading"):
         a, b = (load_model(each, mapped=True) for each in sources)
-    check_names(a.proto, names)
-    result = Comparison(name_of(sources[0]), name_of(sources[1]), signature_differences(a.proto, b.proto, names))
+    b = renamed(a, b, asked.names or {})
+    result = Comparison(name_of(sources[0]), name_of(sources[1]), signature_differences(a.proto, b.proto))
     if files:
         with run.step("graph", "comparing the files"):
-            result = replace(result, files=difference(a, b, names))
+            result = replace(result, files=difference(a, b))
     if result.signature:
         return replace(result, seconds=run.seconds())
     with run.step("plan", "finding activations"):
@@ -82,7 +81,7 @@ def _compared(
         plan = stated(b.proto, asked.accuracy)
         proof = Judge(
             a, b, (), settings, run.progress, tolerance=asked.tolerance, noise=points, run=outputs,
-            held=plan.held, names=names, longest=plan.longest, isolate=files,
+            held=plan.held, longest=plan.longest, isolate=files,
         ).verdict()  # fmt: skip
     # Outputs of which the run shows nothing, where the verdict rests on the run.
     runs = () if asked.tolerance is not None or proof.certified else proof.providers.values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,22 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, type_of
 from rewriter.graph.view import constant_of, holder_name, key_of, operator_of, opsets
-from rewriter.graph.walk import is_external, iter_nodes, subgraphs
+from rewriter.graph.walk import is_external, iter_nodes, subgraphs, with_names
 from rewriter.text import counted, decoded, quoted
 
 _REMARKS = ("unused opset", "metadata", "model")  # entries that do not affect the computation
 _SIGNATURE = ("input", "output")
 
 
-def difference(a: LoadedModel, b: LoadedModel, names: Mapping[str, str] | None = None) -> GraphDifference:
-    """Compare two files; `names` maps inputs and outputs of A to their names in B. Raises ModelError."""
+def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
+    """Compare two files. Raises ModelError."""
     known: dict[tuple[int, ...], str] = {}
     left, right = (_weights(model, known) for model in (a, b))
     tensors = tuple(_weight_changes(a, b, left, right))
     every = [[*iter_nodes(model.proto.graph.node)] for model in (a, b)]
     bodies = (iter_nodes(function.node) for model in (a, b) for function in model.proto.functions)
     used = {key_of(node)[0] for nodes in (*every, *bodies) for node in nodes}
-    ours, theirs = _stated(a.proto, used, {}), _stated(b.proto, used, names or {})
+    ours, theirs = _stated(a.proto, used), _stated(b.proto, used)
     stated = [
         Change(what, decoded(name), ours.get((what, name)), theirs.get((what, name)))
         for what, name in {**ours, **theirs}
@@ -112,11 +113,11 @@ def apart(a: Array, b: Array) -> str:
 # -- declarations ----------------------------------------------------------------------------------------------------
 
 
-def _stated(proto: onnx.ModelProto, used: set[str], names: Mapping[str, str]) -> dict[tuple[str, str], str]:
+def _stated(proto: onnx.ModelProto, used: set[str]) -> dict[tuple[str, str], str]:
     """Maps kind and name of an entry to its text; `used` are the domains of operators."""
     producer = f"{decoded(proto.producer_name)} {decoded(proto.producer_version)}".strip()
     about = {"IR version": str(proto.ir_version), "producer": producer, "graph": decoded(proto.graph.name)}
-    signature = {what: _signature(proto, what, names) for what in _SIGNATURE}
+    signature = {what: _signature(proto, what) for what in _SIGNATURE}
     return {
         **{(what, name): _declared(*each) for what in _SIGNATURE for name, each in signature[what].items()},
         **{("order", f"{what}s"): ", ".join(signature[what]) for what in _SIGNATURE},
@@ -129,11 +130,10 @@ def _stated(proto: onnx.ModelProto, used: set[str], names: Mapping[str, str]) ->
     }
 
 
-def _signature(proto: onnx.ModelProto, what: str, names: Mapping[str, str]) -> dict[str, tuple[onnx.TypeProto, bool]]:
-    """Maps each name to its type and whether it has a default; `names` maps names of A to those used here."""
-    back = {new: old for old, new in names.items()}
+def _signature(proto: onnx.ModelProto, what: str) -> dict[str, tuple[onnx.TypeProto, bool]]:
+    """Maps each name to its type and whether it has a default."""
     given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
-    return {back.get(value.name, value.name): (value.type, value.name in given) for value in getattr(proto.graph, what)}
+    return {value.name: (value.type, value.name in given) for value in getattr(proto.graph, what)}
 
 
 def _declared(kind: onnx.TypeProto, default: bool) -> str:
@@ -142,29 +142,31 @@ def _declared(kind: onnx.TypeProto, default: bool) -> str:
     return f"{text}{' with a default' if default else ''}"
 
 
-def check_names(a: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Raise UsageError unless the keys are inputs and outputs of a model, and no two of them become one."""
-    known = {value.name for what in _SIGNATURE for value in getattr(a.graph, what)}
-    odd = next((name for name in names if name not in known), None)
-    if odd is not None:
-        raise UsageError(f"--map: the first model has no input or output {quoted(odd)}")
+def renamed(a: LoadedModel, b: LoadedModel, names: Mapping[str, str]) -> LoadedModel:
+    """B under A's names of inputs and outputs; `names` maps these to B's own.
+
+    Raises UsageError unless both models have them, and no two of A become one.
+    """
+    for which, model, called in (("first", a, names), ("second", b, names.values())):
+        known = {value.name for what in _SIGNATURE for value in getattr(model.proto.graph, what)}
+        odd = next((name for name in called if name not in known), None)
+        if odd is not None:
+            raise UsageError(f"--map: the {which} model has no input or output {quoted(odd)}")
     if len({*names.values()}) < len(names):
         raise UsageError("--map: two names of the first model cannot become one")
+    back = {theirs: ours for ours, theirs in names.items()}
+    return replace(b, proto=with_names(b.proto, back), mapped=True) if names else b
 
 
-def signature_differences(
-    a: onnx.ModelProto, b: onnx.ModelProto, names: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
+def signature_differences(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[str, ...]:
     """Why two models cannot be run on the same inputs and compared, such as `output y: float32[2] in A, int64 in B`.
 
-    Names (after renaming those of A by `names`) and element types must agree, and so must sizes that
-    both declare; names of symbolic dimensions do not matter.
+    Names and element types must agree, and so must sizes that both declare; names of symbolic dimensions do not matter.
     """
     found: list[str] = []
     for what in _SIGNATURE:
         ours, theirs = (
-            {name: kind for name, (kind, default) in _signature(model, what, called).items() if not default}
-            for model, called in ((a, {}), (b, names or {}))
+            {name: kind for name, (kind, default) in _signature(model, what).items() if not default} for model in (a, b)
         )
         for name in {**ours, **theirs}:
             if name not in ours or name not in theirs or not _agree(ours[name], theirs[name]):

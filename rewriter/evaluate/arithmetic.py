@@ -43,6 +43,9 @@ _FEW = 32
 """Numbers that are inverted one by one."""
 _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 """Entries of the smallest weight whose products are remembered, and of all these products."""
+FARTHEST, UNREACHED = 2.0**59, 1e15
+"""Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
+the same where constants are read as the numbers they are rounded from."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -183,6 +186,7 @@ class Field:
         self._products = products
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
+        self.farthest = UNREACHED if snaps else FARTHEST
         self._powers = self.modulus.powers
         self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         # Fingerprints of what a sign was taken of, up to a factor, an order and a shape: a sign is a coin in the field,
@@ -213,6 +217,9 @@ class Field:
 
     def mul(self, a: Array, b: Array) -> Array:
         return self.reduced(a * b)
+
+    def div(self, a: Array, b: Array) -> Array:
+        return self.mul(a, self.inv(b))
 
     def neg(self, a: Array) -> Array:
         return self._wrapped(-np.asarray(a))
@@ -257,6 +264,10 @@ class Field:
         symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
         symbol = np.where(symbol > 1, -1, symbol)
         return symbol * self.turn if turned else symbol
+
+    def choose(self, a: Array, b: Array, c: Array) -> Array:
+        """b where a >= 0, c where a < 0."""
+        return np.asarray(np.where(self.sign(a) >= 0, b, c))
 
     def vanishes(self, a: Array) -> Array:
         """Whether entries are 0: a coin of each, since what may be 0, such as a mask, never is at random residues."""
@@ -342,6 +353,9 @@ class Field:
         value = np.where(a == 0, 1, self.mul(value, value))
         value[flipped] = self.inv(value[flipped])
         return value
+
+    def expm1(self, a: Array) -> Array:
+        return self.sub(self.exp(a), 1)
 
     def log(self, a: Array) -> Array:
         inverse = self.inv(a)
@@ -613,14 +627,16 @@ class Floats:
     """float64, for the reference evaluation."""
 
     reads_masks, reads_values = False, True
-    snaps, low = False, -np.inf
+    snaps, low, farthest = False, -np.inf, np.inf
     add: _Of = staticmethod(np.add)
     sub: _Of = staticmethod(np.subtract)
     mul: _Of = staticmethod(np.multiply)
     neg: _Of = staticmethod(np.negative)
     sqrt: _Of = staticmethod(np.sqrt)
     sign: _Of = staticmethod(np.sign)
+    choose: _Of = staticmethod(lambda a, b, c: np.asarray(np.where(a >= 0, b, c)))
     exp: _Of = staticmethod(np.exp)
+    expm1: _Of = staticmethod(np.expm1)
     log: _Of = staticmethod(np.log)
     tanh: _Of = staticmethod(np.tanh)
     softplus: _Of = staticmethod(softplus)
@@ -635,6 +651,9 @@ class Floats:
 
     def inv(self, a: Array) -> Array:
         return 1.0 / np.asarray(a, np.float64)
+
+    def div(self, a: Array, b: Array) -> Array:
+        return a * self.inv(b)
 
     def function(self, name: object, *operands: Array) -> Array:
         function = _NUMPY.get(str(name))

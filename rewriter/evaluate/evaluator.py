@@ -36,9 +36,9 @@ from rewriter.evaluate.arithmetic import (
     keep_digest,
     multiply,
 )
-from rewriter.evaluate.nodes import CONTROL, Kernels, control
+from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
-from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, TABLES, Call, is_random, row, tuple_of
+from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
 from rewriter.graph.edit import by_definition, inlined
@@ -54,7 +54,7 @@ _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, Assertion
 """Exceptions raised while evaluating an invalid node."""
 _SHAPES = {"Shape", "Size"}
 _PARTS_OPSET = 13  # nodes that define an operator are of this opset, or a later one
-_SMALL_TABLE, _SMALL_WEIGHT = 32, 64
+_SMALL_WEIGHT = 64
 _MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
 
@@ -123,7 +123,7 @@ class Program:
         self.kernels_of_parts = Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         self._moved: tuple[Any, Sequence[Any], Any] = None, (), None
-        self._digests: dict[tuple[bytes | None, ...], list[bytes]] = {}  # of large results, by node and operands
+        self._digests: dict[bytes, list[bytes]] = {}  # of large results, by `key_on`
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
         missing = next((each for each in sorted(used) if each not in self.opsets), None)
@@ -175,16 +175,10 @@ class Program:
         if not (same and all(a is b for a, b in zip(given, operands, strict=True))):
             made = operator(call, *operands)
             if isinstance(made, np.ndarray) and made.size > _MAX_SMALL:
-                keep_digest(made, self._digests_of(call.node, operands))
+                plain = all(each is None or isinstance(each, np.ndarray) for each in operands)  # no sequences
+                keep_digest(made, self._digests.setdefault(key_on(call.node, operands), []) if plain else [])
             self._moved = call.node, operands, made
         return made
-
-    def _digests_of(self, node: onnx.NodeProto, operands: Sequence[Any]) -> list[bytes]:
-        """Where the digest of a node's result is kept, for the same node on equal arrays."""
-        if not all(each is None or isinstance(each, np.ndarray) for each in operands):
-            return []  # a sequence has no digest
-        known = (None if each is None else content(each) for each in operands)
-        return self._digests.setdefault((node.SerializeToString(deterministic=True), *known), [])
 
     def definition(self, node: onnx.NodeProto, types: Mapping[str, tuple[int, Any]]) -> list[onnx.NodeProto]:
         """The nodes that define an operator at some types and shapes. Raises Unsupported."""
@@ -249,15 +243,14 @@ class Evaluator:
         *,
         in_reals: bool = False,
         replaced: Mapping[str, Any] | None = None,
-        names: Mapping[str, str] | None = None,
     ) -> None:
-        """In a field, random residues replace the floats of `feeds`; `names`: inputs drawn under other names.
+        """In a field, random residues replace the floats of `feeds`.
 
         With `in_reals`, arithmetic on constant floats is that of the reals (of float64) instead of the runtime's.
         Values of `replaced` take the place of what nodes compute.
         """
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
-        self.in_reals, self.replaced, self._names = in_reals, replaced or {}, names or {}
+        self.in_reals, self.replaced = in_reals, replaced or {}
         self.opsets = program.opsets
         # Tensors that are still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
@@ -304,7 +297,7 @@ class Evaluator:
         if not is_float(x):
             self.decided.add(name)
         elif isinstance(self.arithmetic, Field):
-            drawn = "input", self._names.get(name, name), x.shape
+            drawn = "input", name, x.shape
             x = Value(self.arithmetic.function(drawn, np.arange(x.size)).reshape(x.shape))
         else:
             x = self.arithmetic.lift(x)
@@ -366,7 +359,7 @@ class Evaluator:
         domain = key_of(node)[0]
         if kind in CONTROL and not domain:
             return control(call, operands, environment)
-        self._note_tables(call, operands)
+        self.note_tables(call, operands)
         depends = any(isinstance(each, (Value, list)) for each in operands)
         if call.decided and kind in PRODUCTS and not depends:
             # Floats made of integer inputs (a time step) enter the arithmetic where they meet a weight.
@@ -505,23 +498,8 @@ class Evaluator:
         mixed = self.arithmetic.matmul(Value(shares), flat).reshape(len(ids), *table.shape[1:])
         return Value(mixed[back.reshape(index.shape)])
 
-    def _note_tables(self, call: Call, operands: Sequence[Any]) -> None:
-        """Note constant tables of which one size may read only a part."""
-        if call.kind not in TABLES or self.fixed.issuperset(name for name in call.node.input if name):
-            return
-        blended: Sequence[int] = (2,) if call.kind == "EmbedLayerNormalization" else ()
-        if call.decided and not blended and self.takes_rows(call, operands):
-            blended = range(4)  # scales of quantised tables included
-        for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
-            if name not in self.fixed or not isinstance(table, np.ndarray):
-                continue
-            least = 2 if call.decided and is_float(table) else _SMALL_TABLE
-            shaped = table.ndim > 1 or is_float(table) or call.decided
-            if table.size >= least and shaped and place not in blended:  # else every row is in what is read
-                self.read_in_part(call, name, table, operands)
-
-    def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:
-        """Called with constant tables of which one size may read only a part."""
+    def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
+        """Called with each node before it is computed; a subclass may note which tables are read in part."""
 
 
 def _numbers(value: Any) -> Any:

@@ -38,7 +38,7 @@ class Kernels:
 
     def run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
         """The outputs of a node. Raises Unsupported where neither onnxruntime nor onnx's evaluator computes it."""
-        key = _key(node, operands)
+        key = key_on(node, operands)
         if key in self._kept:
             return self._kept[key]
         inputs = [f"i{place}" if each is not None else "" for place, each in enumerate(operands)]
@@ -73,14 +73,12 @@ def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[An
             raise Unsupported(f"no kernel computes it: {one_line(str(error), 120)}") from None
 
 
-def _key(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
+def key_on(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
+    """A digest of what a node computes: its operator, attributes, and arrays."""
     stated = sorted(attribute.SerializeToString() for attribute in node.attribute)
-    types = [None if each is None else (str(each.dtype), each.shape) for each in operands]
-    parts = node.domain, node.op_type, stated, [bool(name) for name in node.output], types
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=16)
-    for each in (each for each in operands if each is not None):
-        digest.update(content(each))
-    return digest.digest()
+    given = [None if each is None else (str(each.dtype), content(each)) for each in operands]
+    parts = node.domain, node.op_type, stated, [bool(name) for name in node.output], given
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
 # -- operators that nodes define ---------------------------------------------------------------------------------------

@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Field, Unsupported, Value, lifted
+from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, UNREACHED, Arithmetic, Field, Unsupported, Value, lifted
 from rewriter.evaluate.moves import joint_masks, masks_of
 from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 elementwise = functools.partial(operator, elementwise=True)
-FARTHEST = 2.0**59
-_UNREACHED = 1e15
-"""Where constants are read as the numbers they are rounded from, no value exceeds this."""
 _HALF = Fraction(1, 2)
 
 
@@ -68,7 +65,7 @@ def div(call: Call, x: Any, y: Any) -> Any:
         if keepdims and len(axes) == 1:
             return softmax(call, base, axes[0])
     same = y.size > 1 and bool((y.entries == y.entries.flat[0]).all())
-    entries = f.mul(x.entries, f.inv(y.entries.flat[0] if same else y.entries))
+    entries = f.div(x.entries, y.entries.flat[0] if same else y.entries)
     entries = np.broadcast_to(entries, np.broadcast_shapes(x.shape, y.shape))
     if x.whole and y.whole:
         return Value(f.odd("truncated", entries), whole=True)
@@ -127,13 +124,7 @@ def _logic(call: Call, *operands: Any) -> Array:
 
 
 def _absolute(f: Arithmetic, x: Array) -> Array:
-    return np.where(f.sign(x) < 0, f.neg(x), x)
-
-
-def _minus_one(f: Arithmetic, x: Array) -> Array:
-    """exp(x) - 1, as 2 tanh(x / 2) / (1 - tanh(x / 2)), which is exact for small x."""
-    half = f.tanh(f.mul(x, f.rational(_HALF)))
-    return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
+    return f.choose(x, x, f.neg(x))
 
 
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # operators whose operands broadcast
@@ -157,7 +148,7 @@ _UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
     "Relu": lambda f, x: f.maximum(x, np.zeros_like(x)),
     "Abs": _absolute,
     "Sign": lambda f, x: f.reduced(f.sign(x)),
-    "Softsign": lambda f, x: f.mul(x, f.inv(f.add(f.rational(1), _absolute(f, x)))),
+    "Softsign": lambda f, x: f.div(x, f.add(f.rational(1), _absolute(f, x))),
     "Mish": lambda f, x: f.mul(x, f.tanh(f.softplus(x))),
     "Floor": lambda f, x: f.function("floor", x),
     "Ceil": lambda f, x: f.neg(f.function("floor", f.neg(x))),
@@ -199,7 +190,7 @@ def _leaky_relu(call: Call, x: Any, slope: Any = None) -> Any:
         above = f.sign(f.sub(entries, call.number(call.get("alpha", 1.0)))) > 0
         return Value(np.where(above, entries, 0))
     factor = call.number(call.get("alpha", 0.01)) if slope is None else call.lift(slope, scalar=False).entries
-    return Value(np.where(f.sign(entries) > 0, entries, f.mul(entries, factor)))
+    return Value(f.choose(entries, entries, f.mul(entries, factor)))
 
 
 @elementwise("Elu", "Selu", "Celu")
@@ -207,7 +198,7 @@ def _elu(call: Call, x: Value) -> Any:
     f, entries, selu = call.f, x.entries, call.kind == "Selu"
     alpha = call.number(call.get("alpha", 1.67326319217681884765625 if selu else 1.0))
     inner = f.mul(entries, f.inv(alpha)) if call.kind == "Celu" else entries
-    made = np.where(f.sign(entries) > 0, entries, f.mul(alpha, _minus_one(f, inner)))
+    made = f.choose(entries, entries, f.mul(alpha, f.expm1(inner)))
     return Value(f.mul(made, call.number(call.get("gamma", 1.05070102214813232421875))) if selu else made)
 
 
@@ -313,28 +304,15 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
-    """Whether no number is beyond a bound: it is infinite, or the last of its type, or treated so (`is_far`)."""
+    """Whether no number is beyond a bound: it is infinite, or the last of its type, or treated so (`FARTHEST`)."""
     if isinstance(bound, Value) or bound.dtype.kind != "f":
         return False
-    number = float(np.asarray(bound).item())
-    if is_last(bound, below=below) or is_far(call.f, number, below=below):
-        if isinstance(call.f, Field) and FARTHEST > abs(number) >= _UNREACHED:
+    number, last = float(np.asarray(bound).item()), np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
+    if (abs(number) >= min(abs(float(last)), call.f.farthest)) and (number < 0) == below:
+        if isinstance(call.f, Field) and FARTHEST > abs(number) >= UNREACHED:
             call.f.snapped[number] = "a bound that no value reaches"
         return bool(call.f.reads_masks)
     return False
-
-
-def is_last(bound: Any, *, below: bool) -> bool:
-    """Whether no number of the type of a bound is beyond it."""
-    if bound.dtype.kind != "f":
-        return False
-    last = np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
-    return bool(bound == last or bound == (-np.inf if below else np.inf))
-
-
-def is_far(f: Arithmetic, number: float, *, below: bool) -> bool:
-    """Whether no value is taken to be beyond a bound: heads clip there, and a coin would hide what they read."""
-    return abs(number) >= (_UNREACHED if f.snaps else FARTHEST) and (number < 0) == below
 
 
 @elementwise(*COMPARISONS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import chain, count
+from types import MappingProxyType
 from typing import TypeAlias
 
 import onnx
@@ -55,15 +56,22 @@ def with_distinct_names(model: onnx.ModelProto) -> onnx.ModelProto:
     names = [name for graph in all_graphs(model.graph) for name in own_names(graph)]
     if len({*names}) == len(names):
         return model
+    return with_names(model, {})
+
+
+def with_names(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """A copy with other names of some tensors of the main graph, in which no two graphs define tensors of one name."""
     made = deepcopy(model)
-    _distinguish(made.graph, set(), {})
+    _distinguish(made.graph, {*names.values()}, {}, names)
     return made
 
 
-def _distinguish(graph: onnx.GraphProto, taken: set[str], names: Mapping[str, str]) -> None:
+def _distinguish(
+    graph: onnx.GraphProto, taken: set[str], names: Mapping[str, str], wanted: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Rename tensors that earlier graphs define too; `names` are the current names of the tensors around it."""
-    own = dict[str, str]()
-    for name in own_names(graph):
+    own = {name: wanted[name] for name in own_names(graph) if name in wanted}
+    for name in own_names(graph) - own.keys():
         own[name] = next(each for each in chain((name,), (f"{name}{BODY}{k}" for k in count(2))) if each not in taken)
         taken.add(own[name])
     names = {**names, **own}

@@ -160,9 +160,6 @@ class _Small(Evaluator):
         elif entries.size <= _MAX_FACTOR:
             self.values[name] = entries
 
-    def read_in_part(self, *_: Any) -> None:
-        """Tables need not be distinguished."""
-
 
 class Tracer:
     """Follows tensors of one main graph."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import onnx
 
-from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
 from rewriter.graph.types import elem_name, type_of
@@ -35,20 +34,16 @@ def prove(
     claims: Mapping[Place, Claimed] | None = None,  # by tensor of the original, what its replacement is held to
     blocks: Sequence[Claim] = (),  # what was replaced. Each must have been, by heads
     limit: float = UNCLAIMED,  # of all other activations
-    names: Mapping[str, str] | None = None,  # inputs and outputs of the original that have other names in `rewritten`
     dims: Mapping[str, int] | None = None,  # sizes of symbolic dimensions, where they are not free
     longest: int | None = None,  # the longest sequence that the rewritten model takes; None for any
     isolate: bool = False,  # distinguish several differences of small models
 ) -> Certificate:
     """Prove that `rewritten`, which may have further outputs, computes those of `original`, or say where it differs."""
     further: dict[str, Any] = {"limit": limit, "dims": dims, "longest": longest, "isolate": isolate}
-    further |= {"claims": claims, "names": names, "blocks": blocks}
-    try:
-        values = compare(original, rewritten, **further)
-    except UsageError as error:  # no inputs can be generated, as the run will say too
-        values = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
+    further |= {"claims": claims, "blocks": blocks}
+    values = compare(original, rewritten, **further)
     refusals = (
-        *_interface(original, rewritten, names or {}),
+        *_interface(original, rewritten),
         *_coarser(original, rewritten),
         *_unmet(original, rewritten, blocks),
     )
@@ -56,12 +51,12 @@ def prove(
     return replace(values, certified=not refusals, refusals=refusals)
 
 
-def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str, str]) -> Iterator[Refusal]:
+def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:
     """Inputs and outputs of another type, or of a size that is fixed in one model only."""
     for what in ("input", "output"):
         theirs = {value.name: type_of(value.type) for value in getattr(rewritten.proto.graph, what)}
         for value in getattr(original.proto.graph, what):
-            ours, other = type_of(value.type), theirs.get(names.get(value.name, value.name))
+            ours, other = type_of(value.type), theirs.get(value.name)
             if other is None or not ours.elem_type or not other.elem_type:
                 continue
             sizes = [[dim for dim in kind.shape or () if isinstance(dim, int)] for kind in (ours, other)]

@@ -87,7 +87,7 @@ def compared(
     if not ours or not is_float(ours[0].dtype):
         return replace(_exact(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        wrong = _misplaced(a, b, [other[number] for other in others])
+        wrong = misplaced(a, b, [other[number] for other in others])
         if wrong.any():
             reason = (
                 f"has {int(wrong.sum())} entries that are finite in one model only, or NaN or infinite "
@@ -99,13 +99,13 @@ def compared(
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
     sizes = _sizes(ours)
     moved = [
-        max([eps, *(_relative_error(a, other[place], size) for other in others)])
+        max([eps, *(relative_error(a, other[place], size) for other in others)])
         for place, (a, size) in enumerate(zip(ours, sizes, strict=True))
     ]
     # A case of few entries may round less by chance: it is granted the median of all cases.
     usual = float(np.median(moved))
     found = [
-        Judgement(name, _relative_error(a, b, size), max(own, usual), FACTOR * max(own, usual))
+        Judgement(name, relative_error(a, b, size), max(own, usual), FACTOR * max(own, usual))
         for a, b, size, own in zip(ours, theirs, sizes, moved, strict=True)
     ]
     worst = max(found, key=lambda each: -1.0 if each.proves_nothing else each.error / each.allowed)
@@ -148,7 +148,7 @@ def _by_tolerance(name: str, ours: Sequence[Array], theirs: Sequence[Array], ato
 
 def _sizes(values: Sequence[Array]) -> list[float]:
     """The norm of each case, at least `SMALL` times the norm with entries as large as in the largest case."""
-    norms = [_norm(each) for each in values]
+    norms = [norm(each) for each in values]
     top = max((norm / math.sqrt(each.size) for norm, each in zip(norms, values, strict=True) if each.size), default=0.0)
     return [max(norm, SMALL * top * math.sqrt(each.size)) for norm, each in zip(norms, values, strict=True)]
 
@@ -175,7 +175,8 @@ def largest_gap(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
     return max(found)
 
 
-def _norm(values: Array) -> float:
+def norm(values: Array) -> float:
+    """The Euclidean norm of the finite entries."""
     wide = values.astype(np.float64).ravel()
     wide = wide[np.isfinite(wide)]
     top = float(np.max(np.abs(wide), initial=0.0))
@@ -183,15 +184,15 @@ def _norm(values: Array) -> float:
     return top * float(np.linalg.norm(wide / top)) if top else 0.0
 
 
-def _relative_error(a: Array, b: Array, size: float) -> float:
+def relative_error(a: Array, b: Array, size: float) -> float:
     """||b - a|| over the norm of the original; over entries that are finite in both."""
     if a.shape != b.shape:
         return 0.0
-    apart = _norm(_differences(a, b))
+    apart = norm(_differences(a, b))
     return apart / size if size else (np.inf if apart else 0.0)
 
 
-def _misplaced(a: Array, b: Array, others: Sequence[Array]) -> Array:
+def misplaced(a: Array, b: Array, others: Sequence[Array] = ()) -> Array:
     """The entries where NaN or infinities differ although they are the same in all variants of the original."""
     wrong: Array = np.asarray(_kinds(a) != _kinds(b))
     for other in others:

@@ -106,27 +106,10 @@ class ModelRuns:
     segments: int = 1  # number of parts that were loaded in turn
     gaps: Gaps = ()
 
-    def renamed(self, names: Mapping[str, str]) -> ModelRuns:
-        """The same, with outputs under other names."""
-        renamed = renaming(names)
-        for ran in self.ways.values():
-            ran.results = [renamed(case) for case in ran.results]
-        return replace(self, truth=self.truth and [renamed(case) for case in self.truth])
-
     def largest(self) -> dict[str, float]:
         """The largest finite |entry| of each output over all cases, in the first way."""
         results = next(iter(self.ways.values())).results
         return {name: max(magnitude(case[name]) for case in results) for name in results[0]}
-
-
-def renaming(names: Mapping[str, str]) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """Give arrays other names; those of a sequence are called `name[0]`."""
-
-    def new(name: str) -> str:
-        held = next((each for each in names if name.startswith(f"{each}[")), name)
-        return names.get(name) or names.get(held, held) + name[len(held) :]
-
-    return lambda arrays: {new(name): each for name, each in arrays.items()}
 
 
 def run_model(

@@ -30,7 +30,7 @@ from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, renaming, run_model, told
+from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, run_model, told
 from rewriter.proof.settings import Settings
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
@@ -124,7 +124,6 @@ class Judge:
     noise: Sequence[Point] = ()  # further tensors of the original that get noise of one unit in the last place
     run: bool = True  # whether anything is run
     held: Mapping[Place, Claimed] = field(default_factory=dict)  # what the rewritten model states; claims come first
-    names: Mapping[str, str] = field(default_factory=dict)  # inputs and outputs that have other names there
     longest: int | None = None  # the longest sequence that the rewritten model takes; None for any
     isolate: bool = False  # whether several differences by value are distinguished
 
@@ -169,7 +168,7 @@ class Judge:
         held, dims = {**self.held, **{each.place: each.held for each in self.claims}}, self.settings.dims
         further: dict[str, Any] = {"claims": held, "blocks": self.claims, "dims": dims}
         further |= {"longest": self.longest, "isolate": self.isolate}
-        found = prove(self.original, self.rewritten, names=self.names, **further)
+        found = prove(self.original, self.rewritten, **further)
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
             second = prove(self._named, self.rewritten, **further)
@@ -197,13 +196,7 @@ class Judge:
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
         try:
             new = Side.of(self.rewritten)
-            renamed = renaming(self.names)
-            cases = [replace(case, feeds=renamed(case.feeds)) for case in before.cases]
-            outputs = [self.names.get(name, name) for name in old.main.outputs] if self.names else ()
-            gaps = [renamed(masks) for masks in before.gaps]
-            after = self._run(
-                new, cases, ways, outputs=outputs, wide=wide, gaps=gaps, what="the rewritten model"
-            ).renamed({theirs: ours for ours, theirs in self.names.items()})
+            after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
         except ValidationError as error:
             most = 0 if claims or self.longest is not None else self._most_taken(new)
             if not most:
@@ -236,14 +229,14 @@ class Judge:
 
     def _most_taken(self, new: Side) -> int:
         """The longest sequence that the rewritten model runs on, below the longest generated one; 0 for none."""
-        maker, renamed = Maker(self.original.proto, dims=self.settings.dims), renaming(self.names)
+        maker = Maker(self.original.proto, dims=self.settings.dims)
         way = Way(self.settings.providers[0], optimise=False)
         taken, refused = 0, _LONGEST if Kind.SEQUENCE in maker.varied else 1
         while refused - taken > 1:
             length = (taken + refused) // 2
             case = maker.case((1, length, 0))
             try:
-                ran = self._run(new, [replace(case, feeds=renamed(case.feeds))], [way], may_refuse=True)
+                ran = self._run(new, [case], [way], may_refuse=True)
             except ValidationError:  # it does not load
                 return 0
             taken, refused = (length, refused) if ran.cases else (taken, length)

@@ -27,7 +27,6 @@ SLACK = 1.0001
 """A bound is at most this many times the proved lower bound; series converge so fast that more saves little."""
 FLOOR = 1e-15  # below this, a bound is not refined further: it is far below the rounding of every type but float64
 MOST_CELLS = 20_000  # cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400
-_NO_BOUND = "no bound below"
 _ORDER = 8  # order of the Taylor series
 _PRECISION = 128  # bits, besides those of |y|: far out, 1 + erf(y) cancels to nothing, times a large y
 
@@ -61,11 +60,6 @@ class Bound:
     cells: int  # the cells that were looked at
     reason: str = ""  # why it does not hold; empty where it does
 
-    @property
-    def undecided(self) -> bool:
-        """Whether the search ended without a bound, and without a point where the claim does not hold."""
-        return self.reason.startswith(_NO_BOUND)
-
 
 @cache
 def bound(
@@ -90,7 +84,7 @@ def bound(
     if search.undefined is not None:
         return replace(found, reason=f"is not defined at y = {_float(search.undefined):.9g}")
     where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
-    return replace(found, reason=f"{_NO_BOUND} {upper:.3g} was found{where} in {search.cells} cells")
+    return replace(found, reason=f"no bound below {upper:.3g} was found{where} in {search.cells} cells")
 
 
 @contextmanager

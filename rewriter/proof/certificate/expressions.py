@@ -5,7 +5,7 @@ Constants are exact rationals: a float is the number that its bits say. The prim
 
     + * /  exp erf softplus sqrt  and  where(x, a, b) = a if x >= 0 else b;
 
-everything else (Sub, Tanh, Clip, Gelu, Softmax, ...) is reduced to these by its published definition.
+everything else (Sub, Tanh, Gelu, ...) is reduced to these by its row in the table of operators, evaluated in `Symbols`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, partial, reduce
+from functools import partial, reduce
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 from flint import fmpq
 
+from rewriter.arrays import Array
 from rewriter.errors import RewriteError
-from rewriter.evaluate.table import MICROSOFT
+from rewriter.evaluate import scalar as rows  # noqa: F401
+from rewriter.evaluate.arithmetic import Value
+from rewriter.evaluate.table import ELEMENTWISE, Call, row
 
 _MOST_BITS = 2**17  # of numerator and denominator: products of products double them
 FUNCTIONS = ("exp", "erf", "softplus", "sqrt")  # the transcendental and algebraic functions of one operand
@@ -98,7 +103,6 @@ def leaf(number: int) -> Expression:
 VARIABLE = symbol("variable")  # the pre-activation y
 PI = symbol("pi")
 ZERO, ONE, HALF = constant(0), constant(1), constant(fmpq(1, 2))
-CUBIC = constant(fmpq(44715, 10**6))  # of GELU by tanh
 
 
 def _number(expression: Expression) -> fmpq | None:
@@ -178,16 +182,10 @@ def minimum(a: Expression, b: Expression) -> Expression:
     return where(sub(b, a), a, b)
 
 
-def clip(a: Expression, low: Expression | None, high: Expression | None) -> Expression:
-    """min(max(a, low), high), as ONNX's Clip; None for no bound."""
-    raised = a if low is None else maximum(a, low)
-    return raised if high is None else minimum(raised, high)
-
-
 def power(a: Expression, exponent: int) -> Expression:
     """a to a power of at least 0."""
-    if exponent == 0:
-        return add(ONE, mul(ZERO, a))
+    if exponent < 2:
+        return a if exponent else add(ONE, mul(ZERO, a))
     root = power(a, exponent // 2)
     squared = mul(root, root)
     return mul(squared, a) if exponent % 2 else squared
@@ -204,14 +202,6 @@ def softmax(logits: Sequence[Expression]) -> list[Expression]:
     powers = [apply("exp", sub(logit, most)) for logit in logits]
     whole = total(powers)
     return [div(each, whole) for each in powers]
-
-
-def gelu(a: Expression, *, approximate: bool = False) -> Expression:
-    """GELU: a Phi(a), or its approximation by tanh."""
-    if not approximate:
-        return mul(mul(HALF, a), add(ONE, apply("erf", mul(a, apply("sqrt", HALF)))))
-    inner = add(a, mul(CUBIC, power(a, 3)))
-    return mul(mul(HALF, a), add(ONE, tanh(mul(apply("sqrt", div(constant(2), PI)), inner))))
 
 
 # -- passes over expressions ----------------------------------------------------------------------------------------
@@ -322,89 +312,76 @@ def listing(expression: Expression) -> list[str]:
 
 # -- operators ------------------------------------------------------------------------------------------------------
 
-Attributes = Mapping[str, object]
-_MOST_EXPONENT = 8
+NUMBERS: Mapping[float, Expression] = {
+    0.044715: constant(fmpq(44715, 10**6)),
+    math.sqrt(0.5): apply("sqrt", HALF),
+    math.sqrt(2 / math.pi): apply("sqrt", div(constant(2), PI)),
+}
+"""What the float64 numbers in the definitions of operators are rounded from, those of GELU."""
 
 
-def _float(attributes: Attributes, name: str) -> Expression:
-    value = attributes.get(name)
-    if not isinstance(value, (int, float)):
-        raise NotAFunction(f"its attribute {name} is not a number")
-    return constant(value)
+def _logarithm(a: Expression) -> Expression:
+    """The only one that is known, log(1 + exp(x))."""
+    for one, other in (a.operands, a.operands[::-1]) if a.operator == "+" else ():
+        if one is ONE and other.operator == "exp":
+            return apply("softplus", other.operands[0])
+    raise NotAFunction("its logarithm is not known")
 
 
-def _elu(x: Expression, alpha: Expression, scale: Expression = ONE) -> Expression:
-    return where(x, x, mul(alpha, sub(apply("exp", div(x, scale)), ONE)))
+def _function(name: str, a: Expression, *_: Expression) -> Expression:
+    if name not in FUNCTIONS:
+        raise NotAFunction(f"{name} is not known of expressions")
+    return apply(name, a)
 
 
-def _absolute(x: Expression) -> Expression:
-    return where(x, x, neg(x))
-
-
-def _power(operands: Sequence[Expression]) -> Expression | None:
-    exponent = _number(operands[1])
-    if exponent is None or exponent.q != 1 or not 0 <= exponent <= _MOST_EXPONENT:
-        return None
-    return power(operands[0], int(exponent.p))
-
-
-Rule = Callable[[Sequence[Expression], Attributes], Expression | None]
-
-
-def _fold(build: Callable[[Expression, Expression], Expression]) -> Rule:
-    return lambda x, _: reduce(build, x)
-
-
-def _unary(build: Callable[[Expression], Expression]) -> Rule:
-    return lambda x, _: build(x[0])
-
-
-def _swish(x: Sequence[Expression], attributes: Attributes) -> Expression:
-    return mul(x[0], sigmoid(mul(_float(attributes, "alpha"), x[0])))
-
-
-OPERATORS: Mapping[tuple[str, str], Rule] = {
-    **{("", name): _fold(build) for name, build in (("Add", add), ("Sub", sub), ("Mul", mul), ("Div", div))},
-    **{("", name): _fold(build) for name, build in (("Sum", add), ("Max", maximum), ("Min", minimum))},
-    **{("", name.capitalize()): _unary(partial(apply, name)) for name in FUNCTIONS},
-    **{("", name): _unary(f) for name, f in (("Sigmoid", sigmoid), ("Tanh", tanh), ("Neg", neg), ("Abs", _absolute))},
-    ("", "Reciprocal"): _unary(lambda x: div(ONE, x)),
-    ("", "Relu"): _unary(lambda x: maximum(x, ZERO)),
-    ("", "LeakyRelu"): lambda x, a: where(x[0], x[0], mul(_float(a, "alpha"), x[0])),
-    ("", "PRelu"): lambda x, _: where(x[0], x[0], mul(x[1], x[0])),
-    ("", "Elu"): lambda x, a: _elu(x[0], _float(a, "alpha")),
-    ("", "Selu"): lambda x, a: mul(_float(a, "gamma"), _elu(x[0], _float(a, "alpha"))),
-    ("", "Celu"): lambda x, a: _elu(x[0], *[_float(a, "alpha")] * 2),
-    ("", "HardSigmoid"): lambda x, a: clip(add(mul(_float(a, "alpha"), x[0]), _float(a, "beta")), ZERO, ONE),
-    ("", "HardSwish"): lambda x, _: mul(x[0], clip(add(mul(constant(fmpq(1, 6)), x[0]), HALF), ZERO, ONE)),
-    ("", "Softsign"): lambda x, _: div(x[0], add(ONE, _absolute(x[0]))),
-    ("", "Swish"): _swish,
-    ("", "Mish"): lambda x, _: mul(x[0], tanh(apply("softplus", x[0]))),
-    ("", "Gelu"): lambda x, a: gelu(x[0], approximate=a.get("approximate") == b"tanh"),
-    ("", "Pow"): lambda x, _: _power(x),
-    (MICROSOFT, "Gelu"): _unary(gelu),
-    (MICROSOFT, "FastGelu"): lambda x, _: gelu(x[0], approximate=True) if len(x) == 1 else None,
-    (MICROSOFT, "QuickGelu"): lambda x, a: _swish(x, {"alpha": float(np.float32(1.702)), **a}),
+_METHODS: Mapping[str, Callable[..., Expression]] = {
+    "add": add, "sub": sub, "mul": mul, "div": div, "neg": neg, "inv": partial(div, ONE),
+    "rational": lambda number: number,
+    "power": lambda a, exponent: power(a, int(exponent.value.p)), "maximum": maximum, "minimum": minimum,
+    "choose": where, "sigmoid": sigmoid, "tanh": tanh, "expm1": lambda a: sub(apply("exp", a), ONE), "log": _logarithm,
+    **{name: partial(apply, name) for name in FUNCTIONS}, **dict.fromkeys(("function", "odd", "even"), _function),
 }  # fmt: skip
-"""Each elementwise operator by its published definition; the default domain is the empty string. An operator that is
-not here is not elementwise. Clip, Where, Cast and Softmax have rules of their own, where graphs are read."""
 
 
-@cache
-def _defaults(key: tuple[str, str]) -> Attributes:
-    """The default attributes of an operator; none for one that ONNX does not specify."""
-    try:
-        stated = onnx.defs.get_schema(key[1], domain=key[0]).attributes
-    except onnx.defs.SchemaError:
-        return {}
-    given = {name: each.default_value for name, each in stated.items() if each.default_value.name}
-    return {name: onnx.helper.get_attribute_value(each) for name, each in given.items()}
+class Symbols:
+    """Expressions, as arrays without axes: an arithmetic in which rows of the table say what operators are."""
+
+    reads_masks, farthest = True, math.inf  # bounds of a Clip are left out where they are the last number of their type
+
+    def __getattr__(self, name: str) -> Callable[..., Array]:
+        if name not in _METHODS:
+            raise NotAFunction(f"{name} is not known of expressions")
+
+        def method(*operands: Any) -> Array:
+            parts = (each.item() if isinstance(each, np.ndarray) else each for each in operands)
+            made = _METHODS[name](*(x if isinstance(x, (Expression, str)) else constant(x) for x in parts))
+            return np.asarray(made, object)
+
+        return method
+
+    def lift(self, x: Any, *, scalar: bool = True) -> Value:  # noqa: ARG002 - as in the field
+        if isinstance(x, Value):
+            return x
+        known = NUMBERS.get(x.item()) if x.dtype == np.float64 else None
+        return Value(np.asarray(known or constant(float(x.item())), object))
 
 
-def scalar_operator(key: tuple[str, str], given: Attributes, operands: Sequence[Expression]) -> Expression:
-    """What an operator computes. Raises NotAFunction where it is not elementwise, or divides by the constant 0."""
-    rule = OPERATORS.get(key)
-    made = None if rule is None or not operands else rule(operands, {**_defaults(key), **given})
-    if made is None:
+_SYMBOLS = SimpleNamespace(arithmetic=Symbols())
+
+
+def scalar_operator(
+    key: tuple[str, str], attributes: Mapping[str, object], operands: Sequence[Expression | Array | None]
+) -> Expression:
+    """What an operator computes; bounds and exponents that are constant are arrays.
+
+    Raises NotAFunction where it is not elementwise, or divides by the constant 0.
+    """
+    found = row(*key) if key in ELEMENTWISE else None
+    if found is None:
         raise NotAFunction(f"{key[1]} is not known to be elementwise")
-    return made
+    given = (Value(np.asarray(each, object)) if isinstance(each, Expression) else each for each in operands)
+    made = found(Call(onnx.NodeProto(), key[1], attributes, _SYMBOLS), *given)
+    if not isinstance(made, Value):
+        raise NotAFunction(f"{key[1]} makes no number")
+    function: Expression = made.entries.item()
+    return function

@@ -14,7 +14,6 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
+from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
@@ -36,6 +36,7 @@ from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.records import TOPS, UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
+from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
@@ -111,36 +112,28 @@ _READINGS = (
 )  # fmt: skip
 
 
-def compare(a: LoadedModel, b: LoadedModel, *, isolate: bool = False, **options: Any) -> Certificate:
+def compare(a: LoadedModel, b: LoadedModel, **options: Any) -> Certificate:
     """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
 
-    The `options` are those of `rewriter.proof.prove.prove`.
-    Raises UsageError where `dims` names a dimension that the model lacks, or no inputs can be generated.
+    The `options` are those of `rewriter.proof.prove.prove`. Where no inputs can be generated, nothing is proved.
     """
     start = time.perf_counter()
     try:
         pair = _Pair(a, b, **options)
-        found = pair.compared(isolate=isolate)
+        found = pair.compared()
         if pair.unable and not found.certified and pair.resized():
-            found = pair.compared(isolate=isolate)
-        if pair.unable and not found.certified and not departs(pair.a, pair.b, pair.names):
+            found = pair.compared()
+        if pair.unable and not found.certified and not departs(pair.a, pair.b):
             found = Certificate(certified=True)
-    except Unsupported as error:
+    except (Unsupported, UsageError) as error:  # the run will say, too, that no inputs can be generated
         found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
     return replace(found, seconds=time.perf_counter() - start)
 
 
 def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
     """Whether some values of an output are far from the others; ones near 0 are measured on the largest."""
-    largest = max(float(np.abs(x, where=np.isfinite(x), out=np.zeros_like(x)).max(initial=0.0)) for x, _ in pairs)
-    for x, y in pairs:
-        finite = np.isfinite(x)
-        if not np.array_equal(finite, np.isfinite(y)):
-            return True
-        far = np.linalg.norm(y[finite] - x[finite])
-        if far > _GROSS * max(float(np.linalg.norm(x[finite])), _NEAR_ZERO * largest):
-            return True
-    return False
+    least = _NEAR_ZERO * max(magnitude(x) for x, _ in pairs)
+    return any(misplaced(x, y).any() or relative_error(x, y, max(norm(x), least)) > _GROSS for x, y in pairs)
 
 
 class _Pair:
@@ -148,12 +141,12 @@ class _Pair:
 
     def __init__(
         self, a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None,
-        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, names: Mapping[str, str] | None = None,
-        dims: Mapping[str, int] | None = None, longest: int | None = None,
+        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, dims: Mapping[str, int] | None = None,
+        longest: int | None = None, isolate: bool = False,
     ) -> None:  # fmt: skip
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a, other=b.proto), Program(b)
-        self._maker, self._most = Maker(a.proto, dims=dims), longest
+        self._maker, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
         large = max(a.size, b.size) > _SMALL_MODEL
         self._most_rounds, self._at_once = (_ROUNDS, _ROUNDS) if large else (_MOST_ROUNDS, 1)
         self._settings: Sequence[Setting] = (
@@ -162,7 +155,6 @@ class _Pair:
         self.points = points(self._maker, self._settings, longest)  # at which A can be evaluated
         self._small = self._with_branches()
         self._sizes: Mapping[Kind, int] = {}
-        self.names = dict(names or {})
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
         self._claims, self._limit = claims or {}, limit
@@ -176,19 +168,17 @@ class _Pair:
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Case]] = []
         theirs = {value.name for value in b.proto.graph.output}
-        missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
+        missing = next((each for each in self.outputs if each not in theirs), None)
         if missing is not None:
-            raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
+            raise Unsupported(f"the second model has no output '{missing}' (see --map)")
         inputs = [value.name for value in b.proto.graph.input]
         read = [{name for node in iter_nodes(each.graph.node) for name in node.input} for each in (self.a, self.b)]
         # What is a constant of A is one of B too, even if B's newer IR version lets callers replace it.
-        self.b.overridable &= {self.names.get(each, each) for each in self.a.overridable}
+        self.b.overridable &= self.a.overridable
         for default in sorted(self.a.overridable):
-            name = self.names.get(default, default)
-            if name not in inputs or (default in read[0] and name not in read[1]):
+            if default not in inputs or (default in read[0] and default not in read[1]):
                 raise Unsupported(f"the second model does not read the input '{default}', which has a default")
-        given = {self.names.get(name, name) for name in self.points[0].feeds}
-        given |= {tensor.name for tensor in b.proto.graph.initializer}
+        given = {*self.points[0].feeds, *(tensor.name for tensor in b.proto.graph.initializer)}
         new = next((each for each in inputs if each not in given), None)
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
@@ -212,7 +202,7 @@ class _Pair:
             self._small, self._heads, self.unable = self._with_branches(), {}, False
         return bool(found)
 
-    def compared(self, *, isolate: bool) -> Certificate:
+    def compared(self) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
         for reading in _READINGS:
@@ -234,14 +224,14 @@ class _Pair:
                 if not far and self._settings is _BRIEF and self._tried_only():
                     self._settings = SETTINGS[::2]
                     self.points = points(self._maker, self._settings, self._most)
-                    return self.compared(isolate=isolate)
+                    return self.compared()
                 if not far:
                     return self._equal(reading, rounds, regions)
                 named = far
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
-        departing = self._departure(isolate=isolate)
+        departing = self._departure()  # which may say what the reason is about
         why = Refusal(
             original=self._refuted or self._about,
             reason=named or self._reason,
@@ -280,13 +270,13 @@ class _Pair:
         self.points = [each for each in drawn if each.name in sizes] + further
         return self.points
 
-    def _departure(self, *, isolate: bool) -> Departure | None:
+    def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
         failed = [each for each in self._differ if each[0].snaps] or self._differ
-        found = [self._departing(*each, isolate=isolate) for each in failed]
+        found = [self._departing(*each) for each in failed]
         return max(found, key=lambda each: each.matched, default=None)
 
-    def _departing(self, reading: Reading, case: Case, *, isolate: bool) -> Departure:
+    def _departing(self, reading: Reading, case: Case) -> Departure:
         modulus, key = Modulus(), secrets.token_bytes(16)
 
         def evaluate(program: Program, replaced: Mapping[str, Value], *, keep: bool = False) -> Fingerprints:
@@ -301,7 +291,7 @@ class _Pair:
 
         wrong = (each for each in self._blocks if all(map(same, each.reads)) and not all(map(same, each.makes)))
         self._about = next((each.output for each in wrong), self._about)
-        if not isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
+        if not self._isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
         return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=True))
 
@@ -377,12 +367,12 @@ class _Pair:
         large, pairs = self._most_rounds == _ROUNDS, dict[str, list[tuple[Array, Array]]]()
         cases = self.points[:1] if large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, _DRAWS)]
         ours = [Evaluator(self.a, Floats(), case.feeds) for case in cases]
-        theirs = [Evaluator(self.b, Floats(), self._renamed(case)) for case in cases]
+        theirs = [Evaluator(self.b, Floats(), case.feeds) for case in cases]
         if any(in_step(ours)) or any(in_step(theirs)):
             return ""  # an operator without a float64 form
         for a, b in zip(ours, theirs, strict=True):
             for name in self.outputs:
-                x, y = a.outputs()[name], b.outputs()[self.names.get(name, name)]
+                x, y = a.outputs()[name], b.outputs()[name]
                 if isinstance(x, Value) and isinstance(y, Value):
                     pairs.setdefault(name, []).append((x.entries, y.entries))
         far = next((name for name, each in pairs.items() if _far(each)), None)
@@ -396,12 +386,7 @@ class _Pair:
         def make() -> Field:
             return reading.field(modulus, key)
 
-        found = Regions()
-        for case in self._small:
-            feeds = case.feeds, self._renamed(case)
-            with suppress(Unsupported):
-                found = found.joined(proposals(self.a, self.b, make, feeds, in_reals=reading.in_reals))
-        self._heads[reading] = found
+        found = self._heads[reading] = proposals(self.a, self.b, make, self._small, in_reals=reading.in_reals)
         return bool(found.regions)
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
@@ -471,20 +456,15 @@ class _Pair:
         """One evaluation for each point, run in step, the first of a reading with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
-        names = {} if ours else {new: old for old, new in self.names.items()}
-        options: dict[str, Any] = {"names": names, "cover": self.cover, "in_reals": reading.in_reals}
+        options: dict[str, Any] = {"cover": self.cover, "in_reals": reading.in_reals}
         made: list[Replacing] = []
         for place, (f, case) in enumerate(zip(fields, cases, strict=True)):
-            feeds = case.feeds if ours else self._renamed(case)
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
             inside, regions = (heads.cones, heads.regions) if ours else (heads.inside, {})
-            made.append(Replacing(program, f, feeds, regions=regions, inside=inside, **{**options, **further}))
+            made.append(Replacing(program, f, case.feeds, regions=regions, inside=inside, **{**options, **further}))
         return made, in_step(made)
-
-    def _renamed(self, case: Case) -> dict[str, Array]:
-        return {self.names.get(name, name): value for name, value in case.feeds.items()}
 
     def _tried_only(self) -> str:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
@@ -499,7 +479,7 @@ class _Pair:
         alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
         if alike is not None:
             return f"{alike[0]} and {alike[1]} always had the same size"
-        return departs(self.a, self.b, self.names, self._last)
+        return departs(self.a, self.b, self._last)
 
     @cached_property
     def folds(self) -> Mapping[str, Fold]:
@@ -511,9 +491,7 @@ class _Pair:
     def _differing(self, a: Fingerprints, b: Fingerprints) -> list[str]:
         """The outputs of A whose values B does not have."""
         ours, theirs = a.outputs(), b.outputs()
-        return [
-            name for name in self.outputs if not same_value(a.field, ours[name], theirs[self.names.get(name, name)])
-        ]
+        return [name for name in self.outputs if not same_value(a.field, ours[name], theirs[name])]
 
     def _read_in_part(self, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> dict[str, tuple[int, ...]]:
         """Constant tables of B, with their shapes, that A lacks and that were not read whole."""

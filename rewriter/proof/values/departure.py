@@ -165,22 +165,15 @@ def partners(a: Fingerprints, b: Fingerprints) -> dict[str, tuple[str, bool]]:
 
     The one of the same name is preferred, and the first one otherwise.
     """
-    exact: dict[object, str] = {}
-    loose: dict[object, str] = {}
+    holders: dict[object, dict[str, None]] = {}
     for name, each in a.prints.items():
-        exact.setdefault(each.exact, name)
-        loose.setdefault(each.loose, name)
+        for key in (each.exact, each.loose):
+            holders.setdefault(key, {})[name] = None
     found = {}
     for name, each in b.prints.items():
-        namesake = a.prints.get(name)
-        if namesake is not None and namesake.exact == each.exact:
-            found[name] = name, True
-        elif each.exact in exact:
-            found[name] = exact[each.exact], True
-        elif namesake is not None and namesake.loose == each.loose:
-            found[name] = name, False
-        elif each.loose in loose:
-            found[name] = loose[each.loose], False
+        for key, exact in ((each.loose, False), (each.exact, True)):  # the exact one counts
+            if key in holders:
+                found[name] = name if name in holders[key] else next(iter(holders[key])), exact
     return found
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -28,10 +29,9 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, content, distinct, is_float
+from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, Field, Unsupported, Value, content, distinct, is_float
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
-from rewriter.evaluate.scalar import FARTHEST
 from rewriter.evaluate.table import ELEMENTWISE
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
@@ -49,6 +49,7 @@ from rewriter.proof.certificate.expressions import (
     sub,
     total,
 )
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.records import CEILINGS, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import (
@@ -108,36 +109,37 @@ def allowance(claim: Claimed | None, elem_types: Sequence[int], limit: float) ->
     return min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Regions:
-    """What was proposed for a pair."""
+    """What was proposed for a pair, at one or several sizes."""
 
-    regions: Mapping[str, Region] = field(default_factory=dict)  # by output
+    regions: dict[str, Region] = field(default_factory=dict)  # by output
     # By softmax of B, how far below their row's first score masked ones are; none where that is not a number.
-    masks: Mapping[str, frozenset[Fraction]] = field(default_factory=dict)
-    failures: Mapping[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
-    forgotten: tuple[str, ...] = ()  # softmaxes whose scores may be larger than the number that masks
+    masks: dict[str, frozenset[Fraction]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
+    forgotten: list[str] = field(default_factory=list)  # softmaxes whose scores may be larger than the masking number
     # By softmax of B, whether each of its masks is a number that A masks with, or one below every score.
-    far: Mapping[str, bool] = field(default_factory=dict)
-    inside: frozenset[str] = frozenset()  # tensors of B that entries were followed through
-    cones: frozenset[str] = frozenset()  # tensors of A between the leaves of regions and their outputs
+    far: dict[str, bool] = field(default_factory=dict)
+    inside: set[str] = field(default_factory=set)  # tensors of B that entries were followed through
+    cones: set[str] = field(default_factory=set)  # tensors of A between the leaves of regions and their outputs
 
-    def joined(self, other: Regions) -> Regions:
-        """What was proposed at either of two sizes."""
-        masks = {**self.masks, **other.masks}
-        for name in self.masks.keys() & other.masks.keys():
-            one, two = self.masks[name], other.masks[name]
-            masks[name] = one | two if one and two else frozenset()
-        regions = {**other.regions, **self.regions}
-        return Regions(
-            regions,
-            masks,
-            {name: text for name, text in {**other.failures, **self.failures}.items() if name not in regions},
-            self.forgotten + other.forgotten,
-            {name: self.far.get(name, True) and other.far.get(name, True) for name in (*self.far, *other.far)},
-            self.inside | other.inside,
-            self.cones | other.cones,
-        )
+    def add(self, reader: _Reader, theirs: Kept) -> None:
+        """Add what was read at a size, and what masks the softmaxes of B there."""
+        known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
+        for name in _masked_softmaxes(theirs):
+            numbers = _all_gaps(theirs, name, reader.gaps.get(name, {}))
+            if numbers or name in reader.gaps:
+                before = self.masks.get(name, numbers)
+                self.masks[name] = before | numbers if before and numbers else frozenset()
+                if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
+                    self.forgotten.append(name)
+            far = all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
+            self.far[name] = far and self.far.get(name, True)
+        self.regions = reader.regions | self.regions
+        failures = reader.failures | self.failures
+        self.failures = {name: text for name, text in failures.items() if name not in self.regions}
+        self.inside |= reader.inside
+        self.cones.update(*(_between(reader, each.output, each.leaves) for each in reader.regions.values()))
 
     def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
@@ -164,7 +166,7 @@ class Replacing(Fingerprints):
         feeds: Mapping[str, Array],
         *,
         regions: Mapping[str, Region] | None = None,
-        inside: frozenset[str] = frozenset(),
+        inside: AbstractSet[str] = frozenset(),
         **options: Any,
     ) -> None:
         """`inside`: tensors whose conditions are not noted, since heads have them in other rows too."""
@@ -191,7 +193,7 @@ class Replacing(Fingerprints):
             self._note_masks(node, name, environment[node.input[0]])
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        before = set(self.field.conditions) if self._inside.intersection(node.output) else None
+        before = None if self._inside.isdisjoint(node.output) else set(self.field.conditions)
         super().node(node, environment)
         if before is not None:
             self.field.conditions = before
@@ -242,42 +244,26 @@ def proposals(
     a: Program,
     b: Program,
     make_field: Callable[[], Field],
-    feeds: Sequence[Mapping[str, Array]],
+    cases: Sequence[Case],
     **options: Any,
 ) -> Regions:
-    """Read the activations of A that became heads in B, at one small size; `options` are those of `Evaluator`.
+    """Read the activations of A that became heads in B, at small sizes; `options` are those of `Evaluator`.
 
-    `make_field` gives equal fields, one for each model; `feeds` are the inputs of both. Raises Unsupported.
+    `make_field` gives equal fields, one for each model. Sizes at which one cannot be evaluated are left out.
     """
-    other = Kept(b, make_field(), feeds[1], **options)
-    other.run()
-    reader = _Reader(a, make_field(), feeds[0], other, **options)
-    before = sys.getrecursionlimit()
+    found, before = Regions(), sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST))
     try:
-        reader.run()
-        return _with_masks(reader, other)
+        for case in cases:
+            with suppress(Unsupported):
+                other = Kept(b, make_field(), case.feeds, **options)
+                other.run()
+                reader = _Reader(a, make_field(), case.feeds, other, **options)
+                reader.run()
+                found.add(reader, other)
     finally:
         sys.setrecursionlimit(before)
-
-
-def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
-    """What was read, and what masks the softmaxes of B."""
-    regions, masks, forgotten = reader.regions, dict[str, frozenset[Fraction]](), list[str]()
-    for name in _masked_softmaxes(theirs):
-        numbers = _all_gaps(theirs, name, reader.gaps.get(name, {}))
-        if numbers or name in reader.gaps:
-            masks[name] = numbers
-            if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
-                forgotten.append(name)
-    known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
-    far = {
-        name: all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
-        for name in _masked_softmaxes(theirs)
-    }
-    inside = frozenset(reader.inside)
-    cones = frozenset(name for each in regions.values() for name in _between(reader, each.output, each.leaves))
-    return Regions(regions, masks, reader.failures, tuple(forgotten), far, inside, cones)
+    return found
 
 
 def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
@@ -536,8 +522,8 @@ class _Reader(Kept):
         # What lays the activation out keeps the order of its entries.
         flat = np.ravel_multi_index([*spot], self.values[layer.data].shape)
         place = unraveled(int(flat), self.values[name].shape)
-        mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
+        mine = Walk(self, dict(here)).at(name, place)
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
             here |= {key * factor % self.field.p: mul(number, part) for key, part in [*here.items()]}
         other = total(self._terms(layer, spot[layer.axis], here, spot))

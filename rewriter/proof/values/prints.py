@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
-from rewriter.evaluate.table import OPERATORS, Call
+from rewriter.evaluate.table import OPERATORS, TABLES, Call
 
 _U64 = np.uint64
+_SMALL_TABLE = 32
 _LARGE = 2**16  # constants of more entries have their bits as fingerprint
 
 
@@ -71,16 +72,26 @@ class Fingerprints(Evaluator):
         loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
         return Print((entries.shape, digest), (entries.size, loose))
 
-    def read_in_part(self, call: Call, name: str, table: Array, operands: Any) -> None:
-        """Note which entries of a constant table are read, over all evaluations."""
-        key = content(table)
-        self.partial[key] = name, table.shape
-        if call.decided:
-            self.chosen[key] = name
-        if call.kind not in ("Slice", "Gather") or call.node.input[0] != name:
+    def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
+        """Note constant tables of which one size may read only a part, and which entries all sizes so far read."""
+        if call.kind not in TABLES or self.fixed.issuperset(name for name in call.node.input if name):
             return
-        read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
-        self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
+        blended: Sequence[int] = (2,) if call.kind == "EmbedLayerNormalization" else ()
+        if call.decided and not blended and self.takes_rows(call, operands):
+            blended = range(4)  # scales of quantised tables included
+        for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
+            if name not in self.fixed or not isinstance(table, np.ndarray) or place in blended:
+                continue  # of blended ones, every row is in what is read
+            least = 2 if call.decided and is_float(table) else _SMALL_TABLE
+            if table.size < least or not (table.ndim > 1 or is_float(table) or call.decided):
+                continue
+            key = content(table)
+            self.partial[key] = name, table.shape
+            if call.decided:
+                self.chosen[key] = name
+            if call.kind in ("Slice", "Gather") and place == 0:
+                read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
+                self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
 
 
 def same_value(field: Field, a: Any, b: Any) -> bool:

@@ -36,7 +36,7 @@ _MOST_CONE = 2_000  # nodes between two anchors
 class _Side:
     """One model, evaluated at several points."""
 
-    def __init__(self, program: Program, names: Mapping[str, str], runs: Sequence[Fingerprints]) -> None:
+    def __init__(self, program: Program, runs: Sequence[Fingerprints]) -> None:
         self.program = program
         self.fixed: Container[str] = runs[0].fixed if runs else ()
         self.prints = runs[0].prints if runs else {}
@@ -50,7 +50,7 @@ class _Side:
         nodes = self.program.nodes(self.program.graph)
         self.makers = {name: node for node, _ in nodes for name in node.output if name}
         self.weights = self.program.weights(self.program.graph)
-        self.inputs = {value.name: names.get(value.name, value.name) for value in self.program.graph.input}
+        self.inputs = [value.name for value in self.program.graph.input]
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of an initializer that no caller may replace, or of a Constant node."""
@@ -94,7 +94,7 @@ class _Side:
             return _of_constant(constant)
         if node is None:
             default = self.weights.get(name)
-            return _digest("input", self.inputs.get(name, name), None if default is None else default.tobytes())
+            return _digest("input", name, None if default is None else default.tobytes())
         return self._of_node(node, name, self.ids)
 
     def _of_node(self, node: onnx.NodeProto, name: str, numbers: MutableMapping[str, str]) -> str:
@@ -129,14 +129,13 @@ class _Side:
         return [inner.get(value.name, "") for value in graph.output]
 
 
-def departs(a: Program, b: Program, names: Mapping[str, str], runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> str:
+def departs(a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> str:
     """Why equal values at some points are not known to be equal at every size; empty if they are.
 
-    `names` maps names of A to those of B where they differ. `runs` are the evaluations of both, with fingerprints at
-    the first point; without any, the same operators must compute all outputs from the same constants and inputs.
+    `runs` are the evaluations of both, with fingerprints at the first point; without any, the same operators must
+    compute all outputs from the same constants and inputs.
     """
-    sides = _Side(a, {}, runs[0]), _Side(b, {new: old for old, new in names.items()}, runs[1])
-    return _Anchors(*sides).why(names)
+    return _Anchors(_Side(a, runs[0]), _Side(b, runs[1])).why()
 
 
 class _Anchors:
@@ -154,7 +153,7 @@ class _Anchors:
         for name, each in a.prints.items():
             self._by_print.setdefault(each.exact, []).append(name)
 
-    def why(self, names: Mapping[str, str]) -> str:
+    def why(self) -> str:
         for name in (*self.b.weights, *self.b.inputs, *self.b.makers):
             number = self.b.number(name)
             if number not in self._known:
@@ -163,8 +162,7 @@ class _Anchors:
             if number in self._known:
                 self._held.add(number)
         for value in self.a.program.graph.output:
-            theirs = names.get(value.name, value.name)
-            if self.b.ids.get(theirs) != self.a.ids[value.name]:
+            if self.b.ids.get(value.name) != self.a.ids[value.name]:
                 return self._failed or f"output '{value.name}' is not computed as in the original"
         return ""
 
@@ -231,10 +229,6 @@ class _Step:
     def get(self, name: str, default: Any = None) -> Any:
         return self.side.program.attributes(self.node).get(name, default)
 
-    def behind(self, axes: Sequence[int], rank: int) -> bool:
-        """Whether axes are behind those of the rows."""
-        return all((axis + rank if axis < 0 else axis) >= self.front for axis in axes)
-
 
 def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...]) -> str:
     """Why a node does not act on each row by itself; empty if it does."""
@@ -281,20 +275,20 @@ def _product(step: _Step) -> bool:
     return all(prod(step.side.shape_of(each)[:-2]) == 1 for each in step.others)
 
 
-def _along_axis(step: _Step) -> bool:
-    kind = step.node.op_type
-    if kind == "Gather" and step.node.input[0] not in step.data:
-        return False
-    old = kind in ("Softmax", "LogSoftmax") and step.side.program.opsets.get("", 13) < 13
-    return step.behind([step.get("axis", 1 if old else _AXES[kind])], len(step.side.shapes[0][step.data[0]]))
-
-
-def _along_axes(step: _Step) -> bool:
-    axes, place = step.get("axes"), 3 if step.node.op_type == "Slice" else 1
+def _along(step: _Step) -> bool:
+    """Along axes that are behind those of the rows."""
+    kind, axes = step.node.op_type, step.get("axes")
+    if kind in _AXES:
+        old = kind in ("Softmax", "LogSoftmax") and step.side.program.opsets.get("", 13) < 13
+        axes = [step.get("axis", 1 if old else _AXES[kind])]
+    place = 3 if kind == "Slice" else 1
     if axes is None and len(step.node.input) > place and step.node.input[place]:
         value = step.side.constant(step.node.input[place])
         axes = None if value is None else value.reshape(-1).tolist()
-    return bool(axes) and step.behind(axes, len(step.side.shapes[0][step.data[0]]))
+    if not axes or (kind == "Gather" and step.node.input[0] not in step.data):
+        return False
+    rank = len(step.side.shapes[0][step.data[0]])
+    return all((axis + rank if axis < 0 else axis) >= step.front for axis in axes)
 
 
 _AXES = {
@@ -307,8 +301,7 @@ _RULES: Mapping[str, Callable[[_Step], bool]] = {
     "Transpose": _transposed,
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu"), _product),
     "MatMulNBits": lambda step: step.data == [step.node.input[0]],
-    **dict.fromkeys(_AXES, _along_axis),
-    **dict.fromkeys(("Slice", *_REDUCED), _along_axes),
+    **dict.fromkeys((*_AXES, "Slice", *_REDUCED), _along),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
 }
 """Whether an operator acts on rows; elementwise ones are recognised by the module of their row in the table."""

@@ -4,13 +4,11 @@ What is read here is a proposal, and never believed: whoever uses it checks in t
 has the residue of a leaf is that leaf, and a factor that is 0 ends the walk, so that of a masked weight matrix or of
 attention to other tokens nothing is left.
 
-`softmax` and `clip` stay single symbols, because the field and ball arithmetic write them differently (`wide`,
-`in_field`).
+`softmax` stays a single symbol, because the field and ball arithmetic write it differently (`wide`, `in_field`).
 """
 
 from __future__ import annotations
 
-import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import reduce
@@ -27,8 +25,8 @@ from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.nodes import CONTROL
 from rewriter.evaluate.reductions import axes_of, flat
-from rewriter.evaluate.scalar import COMPARISONS, LOGIC, is_far, is_last
-from rewriter.evaluate.table import MOVES, Call, row, tuple_of
+from rewriter.evaluate.scalar import COMPARISONS, LOGIC
+from rewriter.evaluate.table import ELEMENTWISE, MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate import expressions as ex
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, ordered
@@ -38,14 +36,11 @@ Index = tuple[int, ...]
 _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
-_COINS = ("Where", "Clip")
 _MOST_STEPS, _MOST_MOVED = 20_000, 2**22
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
 """The numerator and the denominators of a short number."""
 UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
 """Exceptions raised by a walk where names or shapes are unexpected."""
-_OPEN = ex.symbol("open")
-"""An omitted bound of a Clip."""
 
 
 class Kept(Fingerprints):
@@ -78,14 +73,12 @@ class Kept(Fingerprints):
 class Walk:
     """Walks in one evaluation."""
 
-    def __init__(
-        self, run: Kept, leaves: Mapping[int, Expression], stops: Mapping[str, Expression] | None = None
-    ) -> None:
-        """`leaves`: what entries with these residues are; `stops`: what the entries of these tensors are."""
+    def __init__(self, run: Kept, leaves: Mapping[int, Expression]) -> None:
+        """`leaves`: what entries with these residues are."""
         # By softmax that was met: how far masked keys are below the first that is not, by residue; the score of that.
         self.gaps: dict[str, dict[int, Expression]] = {}
         self.scores: dict[str, Expression] = {}
-        self._run, self._leaves, self._stops = run, leaves, stops or {}
+        self._run, self._leaves = run, leaves
         self.known: dict[tuple[str, Index], Expression] = {}
         self._sources: dict[str, Sequence[Any]] = {}
 
@@ -108,8 +101,6 @@ class Walk:
         if not isinstance(value, Value):
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
             return self._number(numbers[index]) if is_float(numbers) else ex.constant(int(numbers[index]))
-        if name in self._stops:
-            return self._stops[name]
         leaf = self._leaves.get(int(value.entries[index]))
         if node is None:
             if leaf is None:
@@ -162,7 +153,7 @@ class Walk:
                 if place > 1 or operand.ndim < 2:
                     continue
                 entries = _factors(self._run, node, operand, index, place)
-            elif key_of(node) in ex.OPERATORS or node.op_type in _COINS:
+            elif key_of(node) in ELEMENTWISE:
                 entries = operand.entries[aligned(index, operand.shape)]
             else:
                 return False
@@ -188,24 +179,12 @@ class Walk:
             if self._run.depends(node.input[0]):
                 return self._chosen(node.input[0], index, operand(1), operand(2))
             return operand(1 if given[0][aligned(index, given[0].shape)] else 2)
-        if kind == "Clip":
-            ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
-            return ex.symbol("clip", (operand(0), *ends))
-        if kind == "Log":
-            return _softplus_of(operand(0))
-        if key_of(node) not in ex.OPERATORS:
-            raise NotAFunction(f"{kind} is not followed")
-        return ex.scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
-
-    def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
-        attributes = self._run.program.attributes(node)
-        if len(node.input) <= place or not node.input[place]:
-            stated = None if key not in attributes else np.float32(attributes[key])
-            return _OPEN if stated is None or is_last(stated, below=key == "min") else ex.constant(float(stated))
-        value = self._run.values[node.input[place]]
-        if not isinstance(value, Value) and is_float(value) and is_last(value, below=key == "min"):
-            return _OPEN
-        return self.at(node.input[place], (0,) * value.ndim)
+        known = kind in ("Clip", "Pow")  # bounds, and exponents
+        parts = [
+            each if each is None or (place and known and not isinstance(each, Value)) else operand(place)
+            for place, each in enumerate(given)
+        ]
+        return ex.scalar_operator(key_of(node), attributes, parts)
 
     def _moved(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
         """The entry that was moved here, found by applying the operator to the numbers of entries, from 1."""
@@ -307,14 +286,6 @@ class Walk:
         return ex.where(ex.sub(x, y), a, b) if node.op_type.endswith("OrEqual") else ex.where(ex.sub(y, x), b, a)
 
 
-def _softplus_of(inner: Expression) -> Expression:
-    """log(1 + exp(x)), the only logarithm that is followed. Raises NotAFunction for another one."""
-    for one, power in (inner.operands, inner.operands[::-1]) if inner.operator == "+" else ():
-        if one is ex.ONE and power.operator == "exp":
-            return ex.apply("softplus", power.operands[0])
-    raise NotAFunction("Log is not followed")
-
-
 def unraveled(number: int, shape: Sequence[int]) -> Index:
     """The index of an entry from its place in order."""
     return tuple(int(each) for each in np.unravel_index(number, shape))
@@ -348,7 +319,7 @@ def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expre
 
 
 def wide(expression: Expression, values: Mapping[Expression, Expression] | None = None) -> Expression:
-    """The expression for ball arithmetic: softmax less the largest score, Clip by comparisons; leaves replaced."""
+    """The expression for ball arithmetic: softmax less the largest score; leaves replaced."""
     made: dict[Expression, Expression] = {}
     for part in ordered(expression):
         operands = tuple(made[each] for each in part.operands)
@@ -356,8 +327,6 @@ def wide(expression: Expression, values: Mapping[Expression, Expression] | None 
             made[part] = values[part]
         elif part.operator == "softmax":
             made[part] = ex.softmax(operands)[int(str(part.value))]
-        elif part.operator == "clip":
-            made[part] = ex.clip(operands[0], *(None if each is _OPEN else each for each in operands[1:]))
         elif not operands:
             made[part] = part
         else:
@@ -368,15 +337,15 @@ def wide(expression: Expression, values: Mapping[Expression, Expression] | None 
 
 def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, Array]) -> Array:
     """The expression at residues, entry by entry; softmax less its first score. Raises Unsupported."""
-    made: dict[Expression, Any] = {_OPEN: None, **leaves}
+    made: dict[Expression, Any] = {**leaves}
     weights: dict[tuple[Expression, ...], list[Array]] = {}
     for part in ordered(expression):
         if part in made:
             continue
         operands = [made[each] for each in part.operands]
-        if part.operator == "clip":
-            ends = zip((True, False), part.operands[1:], strict=True)
-            operands[1:] = [None if _far(field, end, below=below) else made[end] for below, end in ends]
+        if part.operator == "where" and _unreached(field, part):
+            made[part] = operands[1]
+            continue
         if part.operator == "softmax":
             if part.operands not in weights:
                 powers = [field.exp(field.sub(each, operands[0])) for each in operands]
@@ -392,9 +361,12 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
     return np.asarray(made[expression])
 
 
-def _far(field: Field, end: Expression, *, below: bool) -> bool:
-    """Whether a bound of a Clip is treated as unreachable, as in the evaluation."""
-    return isinstance(end.value, fmpq) and is_far(field, int(end.value.p) / int(end.value.q), below=below)
+def _unreached(field: Field, part: Expression) -> bool:
+    """Whether a part is bounded by a number that no value reaches, as a Clip in the evaluation."""
+    _, a, end = part.operands
+    if not isinstance(end.value, fmpq) or abs(end.value) < fmpq(int(field.farthest)):
+        return False
+    return part is (ex.maximum if end.value < 0 else ex.minimum)(a, end)
 
 
 def _number_in(field: Field, part: Expression) -> Array:
@@ -409,28 +381,17 @@ def _number_in(field: Field, part: Expression) -> Array:
     return np.asarray(int(exact.p) * pow(int(exact.q), -1, field.p) % field.p)
 
 
-_IRRATIONAL: Mapping[Expression, np.float64] = {
-    ex.CUBIC: np.float64(0.044715),
-    ex.apply("sqrt", ex.HALF): np.float64(math.sqrt(0.5)),
-    ex.apply("sqrt", ex.div(ex.constant(2), ex.PI)): np.float64(math.sqrt(2 / math.pi)),
-}
-"""Numbers of GELU, which operators of its name contain."""
-
-
-def _clipped(field: Field, x: Array, low: Array | None, high: Array | None) -> Array:
-    raised = x if low is None else field.maximum(x, low)
-    return raised if high is None else field.minimum(raised, high)
+_IRRATIONAL: Mapping[Expression, np.float64] = {each: np.float64(number) for number, each in ex.NUMBERS.items()}
 
 
 _IN_FIELD: Mapping[str, Callable[..., Array]] = {
     "+": Field.add,
     "*": Field.mul,
-    "/": lambda field, a, b: field.mul(a, field.inv(b)),
+    "/": Field.div,
     "exp": Field.exp,
     "erf": lambda field, a: field.odd("erf", a),
     "softplus": Field.softplus,
     "sqrt": Field.sqrt,
-    "where": lambda field, x, a, b: np.asarray(np.where(field.sign(x) >= 0, a, b)),
-    "clip": _clipped,
+    "where": Field.choose,
     "pi": lambda field: field.function("pi", np.array(7)),  # a part of what is irrational
 }

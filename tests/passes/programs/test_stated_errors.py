@@ -12,7 +12,8 @@ from passes.programs.closed_forms import scaled_silu
 from passes.programs.fitted import cheapest, cheapest_gate, fitted_programs
 from passes.programs.program import Program
 from rewriter.proof.certificate.bounds import Bound, bound
-from rewriter.proof.certificate.expressions import VARIABLE, Expression, add, apply, constant, gelu, mul, softmax, total
+from rewriter.proof.certificate.expressions import VARIABLE, Expression, add, apply, constant, mul, softmax, total
+from tests.rewriter.proof.certificate.evaluated import gelu
 
 FUNCTIONS: dict[str, Callable[[], Expression]] = {
     "gelu": lambda: gelu(VARIABLE),

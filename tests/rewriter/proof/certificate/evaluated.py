@@ -7,13 +7,17 @@ from collections.abc import Callable
 import mpmath
 from flint import fmpq
 
-from rewriter.proof.certificate.expressions import VARIABLE, Expression, ordered
+from rewriter.proof.certificate.expressions import VARIABLE, Expression, ordered, scalar_operator
 
 FUNCTIONS: dict[str, Callable[..., mpmath.mpf]] = {
     "+": lambda a, b: a + b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
     "where": lambda x, a, b: a if x >= 0 else b, "exp": mpmath.exp, "erf": mpmath.erf, "sqrt": mpmath.sqrt,
     "pi": lambda: +mpmath.pi, "softplus": lambda x: mpmath.log1p(mpmath.exp(-abs(x))) + max(x, 0),
 }  # fmt: skip
+
+
+def gelu(y: Expression, *, approximate: bool = False) -> Expression:
+    return scalar_operator(("", "Gelu"), {"approximate": b"tanh" if approximate else b"none"}, [y])
 
 
 def number(value: fmpq | float | mpmath.mpf) -> mpmath.mpf:

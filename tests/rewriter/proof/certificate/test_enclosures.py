@@ -22,7 +22,6 @@ from rewriter.proof.certificate.expressions import (
     apply,
     constant,
     div,
-    gelu,
     mul,
     neg,
     power,
@@ -32,7 +31,7 @@ from rewriter.proof.certificate.expressions import (
     tanh,
     where,
 )
-from tests.rewriter.proof.certificate.evaluated import at
+from tests.rewriter.proof.certificate.evaluated import at, gelu
 
 CELLS = [
     (fmpq(low), fmpq(high))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 
@@ -24,10 +25,8 @@ from rewriter.proof.certificate.expressions import (
     Expression,
     add,
     apply,
-    clip,
     constant,
     div,
-    gelu,
     maximum,
     minimum,
     mul,
@@ -40,7 +39,7 @@ from rewriter.proof.certificate.expressions import (
     tanh,
     where,
 )
-from tests.rewriter.proof.certificate.evaluated import at
+from tests.rewriter.proof.certificate.evaluated import at, gelu
 
 Y = VARIABLE
 THE_VARIABLE = fmpq(1), fmpq(0)
@@ -77,7 +76,7 @@ EXACT: dict[str, tuple[Expression, Expression]] = {
         mul(Y, sub(ONE, div(constant(2), add(ONE, mul(add(ONE, apply("exp", Y)), add(ONE, apply("exp", Y))))))),
     ),
     "ReLU with its sides changed": (RELU, where(neg(Y), ZERO, Y)),
-    "a clip from above first": (clip(Y, ZERO, constant(6)), maximum(minimum(Y, constant(6)), ZERO)),
+    "a clip from above first": (minimum(RELU, constant(6)), maximum(minimum(Y, constant(6)), ZERO)),
     "a kink that is not at 0": (
         maximum(PAST, ZERO), mul(HALF, add(PAST, where(PAST, PAST, neg(PAST))))
     ),
@@ -222,10 +221,9 @@ def test_algebra_divides_only_by_what_is_nowhere_zero(low: str, high: str, equal
 def test_a_search_that_gives_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_CELLS", 20)
     found = of(*WRONG["the other GELU"], limit=4.8e-4)
-    assert found.undecided
     assert not found.holds
     assert found.bound > found.limit > found.at_least
-    assert "found on [" in found.reason
+    assert re.match(r"no bound below \S+ was found on \[", found.reason)
     assert found.cells == 22
     assert of(SILU, div(mul(SILU, OFF), OFF)).bound == math.inf
 

@@ -90,7 +90,7 @@ def test_operators_read_as_expressions_have_the_values_of_their_rows(snaps: bool
         )
         run = Kept(Program(load_model(model)), field, {"x": np.zeros((3, 8), np.float32)})
         z = run.run()["z"]
-        expression = Walk(run, {}, {"x": leaf(0)}).at("z", (1, 2))
+        expression = Walk(run, {int(run.values["x"].entries[1, 2]): leaf(0)}).at("z", (1, 2))
         assert np.array_equal(in_field(field, expression, {leaf(0): run.values["x"].entries}), z.entries), text
 
 
