@@ -98,6 +98,7 @@ class RewriteKeywords(RunKeywords, total=False):
     gate: str
     fit: bool
     lower_experts: bool
+    neurons: str
     accuracy: float | None
     domain: float | None
     max_tokens: int | None

@@ -197,7 +197,7 @@ def test_gate_and_value_of_one_projection_are_parts_of_its_weight(first: str, fo
 
 
 def test_every_second_channel_is_no_projection() -> None:
-    assert "use form compact or local" in refusal(stacked(STRIDED), "whole")
+    assert "use form compact or local" in refusal(stacked(STRIDED), "masked")
 
 
 CHANNELS = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
@@ -223,7 +223,8 @@ def test_operators_that_stay(options: dict[str, Any], reason: str) -> None:
     assert "form compact keeps the linear operators of 1 block as projections by reference" in plan.notes[0]
     assert reason in plan.notes[0]
     accurate(model, plan, optimised=[False])
-    for form in ("masked", "maskless", "staged", "whole"):
+    assert [each.form for each in planned(model, "whole").conversions] == ["compact"]
+    for form in ("masked", "maskless", "staged"):
         assert f"form {form} replaces whole blocks, and" in (told := refusal(model, form))
         assert reason in told
 
