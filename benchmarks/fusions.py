@@ -26,6 +26,7 @@ from models.files import file_of, hints_of, load
 from models.registry import ENTRIES, get
 from models.tools.common import Hints, Refused
 from models.variants import Variant, make_variant
+from rewriter.compare.graphs import renamed
 from rewriter.errors import RewriteError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.proof.values.compare import compare
@@ -120,8 +121,7 @@ def file_of_other(folder: Path, cell: Cell) -> Path:
 
 def judged(a: LoadedModel, b: LoadedModel) -> dict[str, Any]:
     """What the values of two models say, as a row of the results."""
-    names = _by_position(a.proto.graph, b.proto.graph)
-    found = compare(a, b, names=names)
+    found = compare(a, renamed(a, b, _by_position(a.proto.graph, b.proto.graph)))
     first = found.departure.first if found.departure is not None else None
     return {
         "same": found.certified,

@@ -126,13 +126,6 @@ def swap(entries: Any, first: int, second: int) -> None:
     entries[second].CopyFrom(copies[0])
 
 
-def swap_names(model: onnx.ModelProto, one: str, two: str) -> None:
-    """What the nodes make change names; nobody who reads them notices."""
-    other = {one: two, two: one}
-    for node in model.graph.node:
-        node.output[:] = [other.get(name, name) for name in node.output]
-
-
 def swap_branches(model: onnx.ModelProto) -> None:
     """The bodies of an If change places."""
     bodies = [deepcopy(body(model, name)) for name in BRANCHES]
@@ -211,22 +204,3 @@ def shadowing(domain: str, name: str, count: int) -> Change:
         model.functions.append(helper.make_function(domain, name, inputs, ["b"], [node], imports))
 
     return change
-
-
-def latest_first(model: onnx.ModelProto) -> None:
-    """Another topological order: depth first from the outputs."""
-    for graph in graphs(model.graph):
-        made = {name: node for node in graph.node for name in node.output}
-        ordered: list[onnx.NodeProto] = []
-
-        def visit(node: onnx.NodeProto, made: Any = made, ordered: Any = ordered) -> None:
-            inner = [each.input for item in node.attribute if item.HasField("g") for each in item.g.node]
-            for name in reversed([*node.input, *(name for names in inner for name in names)]):
-                if name in made and made[name] not in ordered:
-                    visit(made[name])
-            if node not in ordered:
-                ordered.append(node)
-
-        for node in reversed(graph.node):
-            visit(node)
-        set_nodes(graph.node, ordered)
