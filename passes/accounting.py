@@ -135,7 +135,7 @@ def _costs(
         if isinstance(found, Miss):
             refused.append((form.name, found.reason))
             continue
-        heads, queries, keys = form.cost(found, width, tokens)
+        heads, queries, keys = FORMS[found.form].cost(found, width, tokens)
         size = max(heads) * queries * keys * np.dtype(found.dtype).itemsize
         taken.append(FormCost(form.name, heads, keys, size))
     return tuple(taken), tuple(refused)
