@@ -48,6 +48,7 @@ FEW_TOKENS = 32
 """`--max-tokens` of the judged forms, unless a model's sequences are longer."""
 
 _TOO_FEW = re.compile(r"raise --max-tokens from \d+ to (\d+)")
+_TOO_LONG = "sequence_longer_than_max_tokens"
 
 UNMENTIONED = "`heads` does not mention it"
 
@@ -203,7 +204,8 @@ def judge(path: Path, truth: Truth, outcome: Outcome) -> Outcome:
 def judge_form(path: Path, truth: Truth, outcome: Outcome, form: str) -> Outcome:
     """Put a file through `rewrite --form FORM`, with as many tokens as it needs."""
     copies = get_variant(outcome.variant).copies if outcome.variant else 1
-    outcome, tokens = replace(outcome, exist=truth.blocks * copies), FEW_TOKENS
+    outcome = replace(outcome, exist=truth.blocks * copies)
+    tokens: int | None = FEW_TOKENS
     with tempfile.TemporaryDirectory() as scratch:
         while True:
             try:
@@ -212,9 +214,11 @@ def judge_form(path: Path, truth: Truth, outcome: Outcome, form: str) -> Outcome
                 return replace(outcome, proved=False, missed=(f"{type(error).__name__}: {first_line(error)}",))
             reasons = sorted({row.reason or "" for row in report.left}, key=lambda reason: "network" not in reason)
             needed = [int(found[1]) for each in reasons if (found := _TOO_FEW.search(each))]
-            if not needed:
+            # The sizes of images and waveforms decide the number of tokens too.
+            longer = tokens is not None and any(_TOO_LONG in each for each in report.problems)
+            if not needed and not longer:
                 break
-            tokens = max(needed)
+            tokens = max(needed, default=None)
     converted = sum(not row.part_of for row in report.converted)
     proof = report.proof
     certified = None if proof is None or proof.certificate is None else proof.certificate.certified

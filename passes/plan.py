@@ -16,7 +16,7 @@ from passes.conversion import Conversion
 from passes.forms import FORMS, convert
 from passes.match.blocks import QUANTISING, Block, Finder, Left, Namer
 from passes.match.linear import AFTER_LINEAR, LINEAR_OPERATORS
-from passes.options import ALREADY, WHOLE, FormOptions, Options
+from passes.options import ALREADY, COMPACT, WHOLE, FormOptions, Options
 from passes.record import Recognised, inline_values, recognise, with_record
 from passes.whole import SCORING, Join, Reader, Whole, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
@@ -81,7 +81,10 @@ def _through_network(plan: Plan, read: Read) -> Plan:
         left = [Left.of(each.block, miss) for each in plan.conversions]
         return replace(plan, conversions=(), left=(*left, *plan.left))
     options = replace(plan.conversions[0].options, max_tokens=whole.max_tokens)
-    fit = tuple(replace(each, options=options, carried=whole.bias_tokens) for each in plan.conversions)
+    # Where the model has no heads, those of form compact take any number of tokens.
+    free = () if whole.cores else (COMPACT,)
+    carried = whole.bias_tokens
+    fit = tuple(replace(each, options=options, carried=carried * (each.form not in free)) for each in plan.conversions)
     return replace(plan, conversions=fit, whole=whole, notes=(*plan.notes, *whole.notes))
 
 

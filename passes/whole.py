@@ -129,24 +129,26 @@ class _Finder:
             steps += found
             pattern = self.view.nodes[found[0][0]].output[0]
 
-    def _before(self, softmax: onnx.NodeProto) -> tuple[int, tuple[Step, ...]]:
+    def _before(self, softmax: onnx.NodeProto, least: int = 2) -> tuple[int, tuple[Step, ...]]:
         scores, steps = softmax.input[0], list[Step]()
-        while not self._is_product(node := self.view.made_by(scores)):
-            ways = [place for place, name in enumerate(() if node is None else node.input) if self._leads(name)]
+        while not self._is_product(node := self.view.made_by(scores), least):
+            ways = [place for place, name in enumerate(() if node is None else node.input) if self._leads(name, least)]
             if node is None or node.op_type not in SCORING or not ways:
+                if least == 2:  # queries may be weights, as of a head that pools
+                    return self._before(softmax, 1)
                 reason = "its scores are not a product of queries and keys, scaled, masked or capped"
                 raise LostError.at(softmax if node is None else node, reason)
             steps.append((self.view.producer[scores], ways[0]))
             scores = node.input[ways[0]]
         return self.view.producer[scores], tuple(reversed(steps))
 
-    def _leads(self, tensor: str) -> bool:
+    def _leads(self, tensor: str, least: int) -> bool:
         """Whether scores come from a tensor."""
-        return any(self._is_product(self.view.made_by(name)) for name in self.view.back(tensor, SCORING))
+        return any(self._is_product(self.view.made_by(name), least) for name in self.view.back(tensor, SCORING))
 
-    def _is_product(self, node: onnx.NodeProto | None) -> bool:
-        """Whether a node multiplies two tensors that depend on data."""
-        return node is not None and node.op_type == "MatMul" and self.data.issuperset(node.input)
+    def _is_product(self, node: onnx.NodeProto | None, least: int = 2) -> bool:
+        """Whether a node multiplies two tensors, of which so many depend on data."""
+        return node is not None and node.op_type == "MatMul" and sum(map(self.data.__contains__, node.input)) >= least
 
     def check(self, node: onnx.NodeProto, *, on_way: bool, behind: bool) -> None:
         """Raise LostError for a node that a network of attention cannot have: `on_way` to or `behind` a sublayer."""
@@ -676,7 +678,7 @@ class Join:
         if each.share < 1.0:
             made = b.mul(made, b.numbers(f"{name}_share", each.share), f"{name}_shared")
         # Bias tokens are padding too: where all keys of a token are, they weigh less.
-        low = 0.0 if each.low == -np.inf else each.low * each.share
+        low = 0.0 if each.low == -np.inf else each.low * each.share or -OMEGA
         wide_enough = each.sizes[-1] != 1 or each.allowed is not None
         return self._padded(made, len(each.sizes), -1, f"{name}_joined", low) if wide_enough else made
 
