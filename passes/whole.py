@@ -84,22 +84,89 @@ def cores_of(reader: Reader, blocks: Container[int], ends: Sequence[str]) -> tup
 
     Raises LostError where something else than heads, linear operators, norms and gates would remain.
     """
-    finder, view = _Finder(reader), reader.view
+    view = reader.view
     softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index not in blocks]
-    cores = tuple(core for index in softmaxes if (core := finder.core(index)) is not None)
+    cores = tuple(core for index in softmaxes if (core := reader.core(index)) is not None)
     ends = [*ends, *(view.nodes[core.values].output[0] for core in cores)]
     way, made, taken = ancestors(view, frozenset(), ends), set(ends), set[int]().union(*(core.nodes for core in cores))
     for index, node in enumerate(view.nodes):
         behind = not made.isdisjoint(reads(node))  # a sublayer
         made.update(node.output if behind else ())
-        if index not in taken and index not in blocks and not finder.data.isdisjoint(node.output):
-            finder.check(node, on_way=index in way, behind=behind)
+        if index not in taken and index not in blocks and not reader.data.isdisjoint(node.output):
+            reader.check(node, on_way=index in way, behind=behind)
     return cores
 
 
-class _Finder:
-    def __init__(self, reader: Reader) -> None:
-        self.view, self.data, self.tokens = reader.view, reader.data, reader.tokens
+# -- what is added to scores -------------------------------------------------------------------------------------------
+
+Mask = NDArray[np.bool_]
+Term = tuple[str, tuple[str, ...]]  # what a node adds to scores: an operator and its operands, an empty one 0
+Pair = tuple[str, str]  # the scores after the addition, and the input of the softmax
+Case = tuple[int, int]  # numbers of tokens, and of tokens before them in a cache
+OMEGA = 2.0**60  # no finite mask lowers a score by more
+LOWEST = -4.0 * OMEGA
+_LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
+_USUAL = (_LENGTHS[-1], 0)
+_DATA_TRIALS = 8
+_INFINITE = "is not finite, or -infinity for all keys of a token"
+_MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
+_MAX_READ = 2**24  # elements of the weights from which a table is computed
+
+
+@dataclass(frozen=True)
+class Data:
+    """A term that stays an addition to the scores, and why."""
+
+    term: Term
+    sizes: Sizes
+    why: str = "depends on data"
+    low: float = 0.0  # what it adds to a forbidden score
+    allowed: Mask | None = None  # [T, T], without what positions forbid
+    layout: tuple[int, ...] = ()  # nodes behind the addition that split or insert axes before the last two
+
+    @property
+    def share(self) -> float:
+        """A power of two by which it is multiplied, so that bias tokens can weigh less."""
+        return min(1.0, 2.0 ** floor(60.0 - log2(-self.low))) if -np.inf < self.low < 0.0 else 1.0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a core: q k^T, scaled, perhaps capped, plus a table by position, plus data."""
+
+    table: Array  # [heads or 1, T, T] of query and key
+    data: tuple[Data, ...] = ()
+    scales: tuple[Step, ...] = ()  # of queries
+    layout: tuple[int, ...] = ()  # nodes that split or insert axes before the last two
+    cap: tuple[Step, ...] = ()  # up to a tanh of the product, and its scale
+
+    @property
+    def bias(self) -> float:
+        """The score of bias tokens: above pairs forbidden by -infinity, which may be all of a row; below all others."""
+        infinite = self.table.min() < -OMEGA or any(each.low == -np.inf for each in self.data)
+        return -OMEGA if infinite else LOWEST
+
+
+class Reader:
+    """Finds cores and reads their scores; `read` reads initializers."""
+
+    def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read) -> None:
+        self.view, self.read = view, read
+        self.shapes: Callable[[int, int], Shapes] = cache(lambda *case: self._shapes(model, *case))
+        # The tensors that depend on the values of inputs, not on their shapes alone.
+        self.data = set(view.inputs)
+        for node in view.nodes:
+            if node.op_type not in _SIZES and not self.data.isdisjoint(reads(node)):
+                self.data.update(node.output)
+        self._constants = Constants(view, read)
+        self._known = dict[tuple[Term, Sizes], Array | Data]()
+        self._stops = frozenset(name for node in view.nodes if node.op_type in _SIZES for name in node.output)
+        # Inputs by head hold past keys and values if outputs by head hold the next ones.
+        types = {name: view.type_of(name) for name in (*view.inputs, *view.outputs)}
+        caches = {name for name, kind in types.items() if kind.elem_type in FLOATS and (kind.rank or 0) >= 4}
+        pasts = caches.intersection(view.inputs) if not caches.isdisjoint(view.outputs) else ()
+        dims = ((name, axis, dim) for name in pasts for axis, dim in enumerate(types[name].shape or ()) if axis)
+        self._pasts = {dim or f"{name}[{axis}]" for name, axis, dim in dims if not isinstance(dim, int)}
 
     def core(self, softmax: int) -> Core | None:
         """The attention around a softmax; None if that weighs no values. Raises LostError."""
@@ -165,78 +232,6 @@ class _Finder:
             raise LostError.at(node, "it mixes tokens outside a softmax")
         if behind and kind in _NO_HEADS:
             raise LostError.at(node, "it would stay in a network of attention only")
-
-
-# -- what is added to scores -------------------------------------------------------------------------------------------
-
-Mask = NDArray[np.bool_]
-Term = tuple[str, tuple[str, ...]]  # what a node adds to scores: an operator and its operands, an empty one 0
-Pair = tuple[str, str]  # the scores after the addition, and the input of the softmax
-Case = tuple[int, int]  # numbers of tokens, and of tokens before them in a cache
-OMEGA = 2.0**60  # no finite mask lowers a score by more
-LOWEST = -4.0 * OMEGA
-_LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
-_USUAL = (_LENGTHS[-1], 0)
-_DATA_TRIALS = 8
-_INFINITE = "is not finite, or -infinity for all keys of a token"
-_MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
-_MAX_READ = 2**24  # elements of the weights from which a table is computed
-
-
-@dataclass(frozen=True)
-class Data:
-    """A term that stays an addition to the scores, and why."""
-
-    term: Term
-    sizes: Sizes
-    why: str = "depends on data"
-    low: float = 0.0  # what it adds to a forbidden score
-    allowed: Mask | None = None  # [T, T], without what positions forbid
-    layout: tuple[int, ...] = ()  # nodes behind the addition that split or insert axes before the last two
-
-    @property
-    def share(self) -> float:
-        """A power of two by which it is multiplied, so that bias tokens can weigh less."""
-        return min(1.0, 2.0 ** floor(60.0 - log2(-self.low))) if -np.inf < self.low < 0.0 else 1.0
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The scores of a core: q k^T, scaled, perhaps capped, plus a table by position, plus data."""
-
-    table: Array  # [heads or 1, T, T] of query and key
-    data: tuple[Data, ...] = ()
-    scales: tuple[Step, ...] = ()  # of queries
-    layout: tuple[int, ...] = ()  # nodes that split or insert axes before the last two
-    cap: tuple[Step, ...] = ()  # up to a tanh of the product, and its scale
-
-    @property
-    def bias(self) -> float:
-        """The score of bias tokens: above pairs forbidden by -infinity, which may be all of a row; below all others."""
-        infinite = self.table.min() < -OMEGA or any(each.low == -np.inf for each in self.data)
-        return -OMEGA if infinite else LOWEST
-
-
-class Reader:
-    """Reads the scores of cores; `read` reads initializers."""
-
-    def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read) -> None:
-        self.view, self.read = view, read
-        self.shapes: Callable[[int, int], Shapes] = cache(lambda *case: self._shapes(model, *case))
-        # The tensors that depend on the values of inputs, not on their shapes alone.
-        self.data = set(view.inputs)
-        for node in view.nodes:
-            if node.op_type not in _SIZES and not self.data.isdisjoint(reads(node)):
-                self.data.update(node.output)
-        self._constants = Constants(view, read)
-        self._known = dict[tuple[Term, Sizes], Array | Data]()
-        self._stops = frozenset(name for node in view.nodes if node.op_type in _SIZES for name in node.output)
-        # Inputs by head hold past keys and values if outputs by head hold the next ones.
-        types = {name: view.type_of(name) for name in (*view.inputs, *view.outputs)}
-        caches = {name for name, kind in types.items() if kind.elem_type in FLOATS and (kind.rank or 0) >= 4}
-        pasts = caches.intersection(view.inputs) if not caches.isdisjoint(view.outputs) else ()
-        dims = ((name, axis, dim) for name in pasts for axis, dim in enumerate(types[name].shape or ()) if axis)
-        self._pasts = {dim or f"{name}[{axis}]" for name, axis, dim in dims if not isinstance(dim, int)}
 
     def count(self, core: Core) -> int | None:
         """The larger number of queries and keys; None where inputs decide. Raises LostError."""
@@ -504,9 +499,9 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
     cores = cores_of(reader, inside, [made for _, made in ends])
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None
-    most = longest or fixed or min(*map(_longest_fitting, conversions), DEFAULT_MAX_TOKENS)
+    square = [each for each in conversions if each.form == WHOLE]
+    most = longest or fixed or min([*map(_longest_fitting, square), DEFAULT_MAX_TOKENS])
     groups = [group for each in conversions for group in groups_of(each.program)]
-    square = [group.bias_tokens for each in conversions if each.form == WHOLE for group in groups_of(each.program)]
     kinds = {type_of_positions(each) for each in conversions}
     if len(kinds) > 1:
         raise LostError("some of its blocks are float64 and some are not", conversions[0].block.output)
@@ -516,15 +511,13 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
         max_tokens=most,
         elem_type=min(kinds),
         omega=max(default_omega(tuple(groups), min(kinds)), OMEGA),
-        neurons=tuple(sorted({*square})),
+        neurons=tuple(sorted({group.bias_tokens for each in square for group in groups_of(each.program)})),
         reader=reader,
     )
 
 
 def _longest_fitting(conversion: Conversion) -> int:
     """The largest number of tokens for which the patterns of all heads stay within `LARGEST_PATTERN`."""
-    if conversion.form != WHOLE:
-        return DEFAULT_MAX_TOKENS
     one = (conversion.block.neurons or 1) * np.dtype(conversion.dtype).itemsize
     return max(1, int((LARGEST_PATTERN / one) ** 0.5) - 1 - conversion.program.bias_tokens)
 
