@@ -60,10 +60,7 @@ def test_the_network_is_that_of_the_theorems(name: str, exporter: str, export: E
     assert largest_difference(model, name, "whole") <= (DIFFERENCES if name == "llama" else BOUND)
 
 
-@pytest.mark.parametrize(
-    ("name", "exporter"),
-    [*product((*WHOLE, *FURTHER), EXPORTERS), ("glm", "dynamo")],
-)
+@pytest.mark.parametrize(("name", "exporter"), [*product((*WHOLE, *FURTHER), EXPORTERS), ("glm", "dynamo")])
 def test_the_proof_passes(name: str, exporter: str, export: Export) -> None:
     check(export(name, exporter), 1.5 if name in WHOLE else 2.0, form="whole", max_tokens=64)
 
