@@ -123,6 +123,12 @@ class Maker:
         other._kinds = dict(kinds)  # noqa: SLF001 - of the same class
         return other
 
+    def within(self, most: int) -> Maker:
+        """The same with sequences of at most `most` tokens, of an encoder too."""
+        other = copy(self)
+        other.longest = min(most, self.longest or most)
+        return other
+
     def seeded(self, seed: int) -> Maker:
         """The same with other values."""
         other = copy(self)

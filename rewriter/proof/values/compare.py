@@ -96,6 +96,7 @@ class Reading:
 def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None, first: int = 0) -> list[Case]:
     """Inputs of several sizes, of at most `longest` tokens, past ones included; fewer where the model fixes them."""
     found: dict[object, Case] = {}
+    maker = maker if longest is None else maker.within(longest)
     for number, (batch, most, past) in enumerate(settings, first):  # the number varies flags
         tokens = min(most, longest or most)
         cached = batch, tokens, min(past, (longest or tokens + past) - tokens) if maker.cached else 0
