@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from math import floor, log2, prod
 
 import numpy as np
@@ -361,11 +361,12 @@ class Reader:
         if isinstance(table, str) or len(table) > 1 or most < _LENGTHS[-1]:
             return found
         forbidden, low = table[0] != 0.0, {*np.unique(table[table != 0.0])}
-        for _ in range(_DATA_TRIALS):
-            square = self._square(term, scores, _USUAL, lambda shape: rng.integers(0, 2, shape))
+        # Data may also be positions, as of a static cache.
+        for end in (*[2] * _DATA_TRIALS, most, most):
+            square = self._square(term, scores, _USUAL, partial(rng.integers, 0, end))
             if square is None or (square[..., forbidden[: square.shape[2], : square.shape[3]]] == 0.0).any():
                 return found
-            low.update(np.unique(square[square != 0.0]))
+            low.update(np.unique(square[square != 0.0]) if end == 2 else ())
         if len(low) != 1 or not min(low) <= -_MIN_PENALTY:
             return found
         return replace(found, low=float(min(low)), allowed=~forbidden if forbidden.any() else None)

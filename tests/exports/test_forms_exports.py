@@ -24,7 +24,7 @@ EXPORTERS = ("torchscript", "dynamo")
 EACH_EXPORTER = pytest.mark.parametrize("exporter", EXPORTERS)
 EXACT = ("gpt2-silu", "opt", "clip-text", "wav2vec2-conformer", "t5")
 WHOLE = ("gpt2", "opt", "llama", "pythia", "bert", "vit")
-FURTHER = ("phi3", "modernbert", "gpt2-cache", "llama-cache", "t5", "gemma2", "bloom", "swin", "deberta-v2", "t5-first")
+FURTHER = ("phi3", "modernbert", "gpt2-cache", "llama-cache", "t5", "gemma2", "bloom", "swin", "deberta-v2", "t5-first", "llama-static")
 """Fused projections, rotations, windows, caches, biases, caps, and relative positions that depend on data."""
 
 
