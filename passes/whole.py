@@ -106,6 +106,7 @@ Case = tuple[int, int]  # numbers of tokens, and of tokens before them in a cach
 OMEGA = 2.0**60  # no finite mask lowers a score by more
 LOWEST = -4.0 * OMEGA
 _LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
+_FAR = 448  # as a side of an image it is many patches
 _USUAL = (_LENGTHS[-1], 0)
 _DATA_TRIALS = 8
 _INFINITE = "is not finite, or -infinity for all keys of a token"
@@ -419,8 +420,8 @@ class Reader:
 
     def tokens(self, tensor: str) -> set[int]:
         """The axes, from the end, whose lengths depend on the inputs."""
-        pairs = [*zip(*(self.shapes(length, 0).of(tensor) or () for length in _LENGTHS[-2:]), strict=False)]
-        return {axis - len(pairs) for axis, (one, other) in enumerate(pairs) if one != other}
+        sizes = [*zip(*(self.shapes(length, 0).of(tensor) or () for length in (*_LENGTHS[-2:], _FAR)), strict=False)]
+        return {axis - len(sizes) for axis, each in enumerate(sizes) if len({*each}) > 1}
 
     def _shapes(self, model: onnx.ModelProto, length: int, past: int) -> Shapes:
         def size_of(axis: int, name: str) -> int:
