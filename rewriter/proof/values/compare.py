@@ -511,7 +511,7 @@ class _Pair:
         entries = max(each.largest for each in b) * (length / _LONGEST) ** 2
         if length <= _LONGEST or entries > _MOST_ENTRIES:
             return None
-        (point,) = points(self._maker, [(1, length, 0)])
+        (point,) = points(self._maker, [(1, length, 0)], self._most)
         shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]
         return None if shapes[0] in shapes[1:] else point
 
