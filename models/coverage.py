@@ -188,9 +188,14 @@ def run_job(job: Job, folder: Path | None = None, form: str = "") -> list[Outcom
     return outcomes
 
 
+def _copies(outcome: Outcome) -> int:
+    """How many times a variant holds the model."""
+    return get_variant(outcome.variant).copies if outcome.variant else 1
+
+
 def judge(path: Path, truth: Truth, outcome: Outcome) -> Outcome:
     """Put a file through the plain command, certify what it writes, and count blocks and attention layers."""
-    copies = get_variant(outcome.variant).copies if outcome.variant else 1
+    copies = _copies(outcome)
     outcome = replace(outcome, exist=truth.blocks * copies, attention=truth.attention * copies)
     try:
         load(path)
@@ -203,11 +208,10 @@ def judge(path: Path, truth: Truth, outcome: Outcome) -> Outcome:
 
 def judge_form(path: Path, truth: Truth, outcome: Outcome, form: str) -> Outcome:
     """Put a file through `rewrite --form FORM`, with as many tokens as it needs."""
-    copies = get_variant(outcome.variant).copies if outcome.variant else 1
-    outcome = replace(outcome, exist=truth.blocks * copies)
+    outcome = replace(outcome, exist=truth.blocks * _copies(outcome))
     tokens: int | None = FEW_TOKENS
     with tempfile.TemporaryDirectory() as scratch:
-        while True:
+        for _ in range(3):  # as many as it names, and the default
             try:
                 report = rewrite(path, Path(scratch, path.name), form=form, max_tokens=tokens)
             except RewriteError as error:

@@ -68,7 +68,7 @@ def tables(outcomes: Sequence[Outcome]) -> str:
 def table_of_form(outcomes: Sequence[Outcome], form: str) -> str:
     """What `--form FORM` does with each architecture, by exporter and tool."""
     made = [outcome for outcome in outcomes if not outcome.refused]
-    proved = [outcome for outcome in made if outcome.proved and outcome.converted]
+    proved = [outcome for outcome in made if _state(outcome) == "proved"]
     architectures = {outcome.job.entry for outcome in made}, {outcome.job.entry for outcome in proved}
     entries = [entry.name for entry in ENTRIES if entry.name in architectures[0]]
     columns = list(dict.fromkeys((each.job.exporter, each.variant) for each in outcomes))

@@ -18,8 +18,7 @@ from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
 from rewriter.graph.walk import functions_with, reads
 
-HEADS = "heads of neurons"
-PRODUCTS = "elementwise products"
+_PRODUCTS = "elementwise products"
 _NAMES = {
     "attention": """
         Softmax Attention MultiHeadAttention GroupQueryAttention DecoderMaskedMultiHeadAttention BiasSoftmax
@@ -30,7 +29,7 @@ _NAMES = {
         CumSum RotaryEmbedding GemmaRotaryEmbedding Sin Cos AveragePool GlobalAveragePool QLinearAveragePool
         QLinearGlobalAveragePool Resize Upsample
         """,
-    PRODUCTS: """
+    _PRODUCTS: """
         Mul Div QLinearMul
         """,
     "normalisation": """
@@ -46,8 +45,7 @@ _NAMES = {
         """,
 }
 _OPERATORS = {kind: frozenset(names.split()) for kind, names in _NAMES.items()}
-_MATRICES = {name for _, name in LINEAR_OPERATORS}
-_OPERATORS["linear"] |= _MATRICES
+_OPERATORS["linear"] |= {name for _, name in LINEAR_OPERATORS}
 _OPERATORS["data movement"] |= PARTS.union(REARRANGED, QUANTISING)
 PURE = frozenset[str]().union(*_OPERATORS.values())
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
@@ -91,7 +89,7 @@ class Accounting:
     attention_heads: int | None
     share: float
     remaining: dict[str, int]  # nonlinear operators that conversion leaves, and the products of `--gate product`
-    operators: dict[str, int]  # all that compute numbers from data, by what they are once converted
+    operators: dict[str, int]  # how many of each kind compute numbers from data after conversion
     tokens: int
 
     @property
@@ -121,7 +119,7 @@ def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
         parameters = sum(_elements(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights))
         blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, work / total, count, forms, refused))
     # Activations that are parts of another read the same weights.
-    return Accounting(tuple(blocks), d_head, heads, sum(works.values()) / total, *_remaining(plan), tokens)
+    return Accounting(tuple(blocks), d_head, heads, sum(works.values()) / total, *_counts(plan), tokens)
 
 
 def _costs(
@@ -149,7 +147,8 @@ def _elements(view: GraphView, weight: str) -> int:
     return prod(dim for dim in shape if isinstance(dim, int)) if shape else 0
 
 
-def _remaining(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
+def _counts(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
+    """The nonlinear operators that remain, and all operators by kind."""
     converted = {(each.block.path, index) for each in plan.conversions for index in each.block.region.nodes}
     converted |= {(view.path, index) for view in plan.views for index in plan.recognised.nodes(view)}
     local = {(each.domain, each.name) for each in plan.model.functions}
@@ -164,16 +163,16 @@ def _remaining(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
             if node.op_type == "Shape" or all(name in view.producer and name not in data for name in read):
                 continue
             data.update(node.output)
-            whole = any(view.type_of(name).elem_type in _INTEGER_TYPES for name in node.output[:1])
             kind = derived.kind(node, [name for name in read if name in data or name in view.inputs])
-            if not whole and (view.path, index) in converted:
-                kinds[HEADS] += 1
-            elif not whole and not (key_of(node) in pure or _is_pure(node)):
+            if any(view.type_of(name).elem_type in _INTEGER_TYPES for name in node.output[:1]):
+                continue
+            if (view.path, index) in converted:
+                kind = "heads of neurons"
+            elif not (key_of(node) in pure or _is_pure(node)):
                 counted.add((view.path, index))
                 counts[label(node).partition(" ")[0]] += 1
-                kinds["other"] += 1
-            elif not whole:
-                kinds[kind] += 1
+                kind = "other"
+            kinds[kind] += 1
     for block in (each.block for each in plan.left if each.block is not None):
         # An activation may be spelled with operators that do not count.
         if counted.isdisjoint((block.path, index) for index in block.region.nodes):
@@ -193,16 +192,16 @@ class _Derived:
         """The kind of a node that reads `data`; nodes come in the order of the graph."""
         found = next((kind for kind, names in _OPERATORS.items() if node.op_type in names), "data movement")
         two = len({*data}) == 2
-        if found == "linear" and two and node.op_type in _MATRICES:
+        if two and key_of(node) in LINEAR_OPERATORS:
             found = "attention"
-        if found == PRODUCTS and not two:
+        elif found == _PRODUCTS and not two:
             found = "linear" if len(data) < 2 else "normalisation"  # or a square
         for kind, made in self._made.items():
             begun = node.op_type.startswith("Reduce") if kind == "normalisation" else node.op_type in ("Sin", "Cos")
             if begun or (data and made.issuperset(data)):
                 made.update(node.output)
-                found = kind if found == PRODUCTS else found
-            elif not made.isdisjoint(data) and found in ("linear", PRODUCTS):
+                found = kind if found == _PRODUCTS else found
+            elif not made.isdisjoint(data) and found in ("linear", _PRODUCTS):
                 found = kind
         return found
 

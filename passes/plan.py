@@ -81,10 +81,11 @@ def _through_network(plan: Plan, read: Read) -> Plan:
         left = [Left.of(each.block, miss) for each in plan.conversions]
         return replace(plan, conversions=(), left=(*left, *plan.left))
     options = replace(plan.conversions[0].options, max_tokens=whole.max_tokens)
-    # Where the model has no heads, those of form compact take any number of tokens.
-    free = () if whole.cores else (COMPACT,)
-    carried = whole.bias_tokens
-    fit = tuple(replace(each, options=options, carried=carried * (each.form not in free)) for each in plan.conversions)
+    compact = whole.bias_tokens if whole.cores else 0  # without heads of the model nothing limits the tokens
+    fit = tuple(
+        replace(each, options=options, carried=compact if each.form == COMPACT else whole.bias_tokens)
+        for each in plan.conversions
+    )
     return replace(plan, conversions=fit, whole=whole, notes=(*plan.notes, *whole.notes))
 
 
@@ -158,10 +159,9 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
         for index, node in enumerate(view.nodes):
             if node.op_type != "Softmax" or index in made:
                 continue
-            for maker in map(view.made_by, view.back(node.input[0], SCORING)):
-                product = maker is not None and maker.op_type in ("MatMul", "FusedMatMul")
-                shape = (view.type_of(maker.input[0]).shape if maker is not None and product else None) or ()
-                if maker is not None and len(shape) == 4 and isinstance(shape[3], int):
+            for maker in filter(None, map(view.made_by, view.back(node.input[0], SCORING))):
+                shape = view.type_of(maker.input[0]).shape or () if maker.op_type in ("MatMul", "FusedMatMul") else ()
+                if len(shape) == 4 and isinstance(shape[3], int):
                     joined = sum(recognised.stream or ()) * maker.output[0].endswith("/scores")  # q beside p P
                     return (shape[1] if isinstance(shape[1], int) else None), shape[3] - joined
     return None, None

@@ -604,10 +604,8 @@ class Join:
             made = b.node("MatMul", [query, key], "content")
             for index, place in scores.cap:
                 made = self._copy(index, place, made, f"content_{index}")
-            entries = (
-                b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(weight, stop)
-            )
-            made = b.add(made, entries, f"scores/{self._limit}")
+            added = b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(weight, stop)
+            made = b.add(made, added, f"scores/{self._limit}")
         else:
             wide = b.concat([query, positions], -1, f"q/{self._limit}")
             made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self._limit}")], "scores")

@@ -83,7 +83,7 @@ def sessions_of_one_thread() -> Iterator[None]:
 
 
 def exporters_of(entry: Entry) -> tuple[Exporter, ...]:
-    """Those that are tested: of entries with one size only the first or the second, by the name.
+    """The exporters whose files are tested: one of them, drawn by its name, for an entry with one size.
 
     `python -m models coverage` exports these with both.
     """

@@ -18,6 +18,7 @@ from passes.forms.softmax import (
     prepare_compact,
     prepare_masked,
     prepare_maskless,
+    with_projections,
 )
 from passes.match.blocks import Block
 from passes.options import COMPACT, LOCAL, STAGED, WHOLE, Options
@@ -73,12 +74,12 @@ def _prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
 
 def _prepare_whole(view: GraphView, conversion: Conversion) -> Conversion:
     """As form `compact` where the linear operators are not plain matrices, or as the options say."""
-    made = prepare_compact(view, replace(conversion, form=COMPACT))
-    if made.projections is None or conversion.options.neurons == COMPACT:
-        return made
-    if conversion.options.neurons == STAGED:
-        return _prepare_staged(view, replace(conversion, form=STAGED))
-    return prepare_maskless(view, conversion)
+    known = with_projections(view, conversion)
+    if known.projections is None or known.options.neurons == COMPACT:
+        return prepare_compact(view, replace(known, form=COMPACT))
+    if known.options.neurons == STAGED:
+        return _prepare_staged(view, replace(known, form=STAGED))
+    return prepare_maskless(view, known)
 
 
 FORMS: dict[str, Form] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,7 @@ def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
     It is known where it does not depend on data: only then are all residues at a random point small integers. A number
     that is multiplied by data masks nothing.
     """
-    if not call.f.reads_masks or x.ndim < 2 or y.ndim < 2:
-        return None
-    if not (_has_masks(call, x) or _has_masks(call, y)):
+    if not call.f.reads_masks or min(x.ndim, y.ndim) < 2 or not (_has_masks(call, x) or _has_masks(call, y)):
         return None
     x, y = (call.lift(each, scalar=False) for each in (x, y))
     found: list[Array] = []
@@ -63,9 +61,10 @@ def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
         counts = Value(call.f.reduced(np.where(plain, mine.masks, 0)))
         if counts.entries.any():
             found.append(call.f.matmul(*((counts, other) if axis == -2 else (other, counts))))
-    made = None if not found else found[0] if len(found) == 1 else call.f.add(*found)
-    signed = None if made is None else _signed(call, made)
-    return signed if signed is not None and (np.abs(signed) <= _LARGEST_COUNT).all() else None
+    if not found:
+        return None
+    made = _signed(call, reduce(call.f.add, found))
+    return made if (np.abs(made) <= _LARGEST_COUNT).all() else None
 
 
 @operator("MatMul", product=True)
