@@ -148,20 +148,18 @@ def test_masks_pass_through_a_product_that_data_does_not_change(side: str) -> No
     mask = np.array([[True, False, True, False], [False, True, True, True], [True, True, True, True]])
     factors = np.array([[1, 0, -1], [0, 2, 1], [3, 0, 0], [-1, -1, 0]])
     turn = "" if side == "left" else "<perm=[1, 0]>"
-    masked, product = "low = Constant <value_float=-10000.0> () s = Where(x1, x0, low)", "y0 = MatMul(s, x2)"
-    if turn:
-        product = f"t = Transpose {turn} (s) y0 = MatMul(x2, t)"
+    masked = "low = Constant <value_float=-10000.0> () s = Where(x1, x0, low) u = Where(x3, x2, low)"
+    product = f"t = Transpose {turn} (s) y0 = MatMul(u, t)" if turn else "y0 = MatMul(s, u)"
     wanted = ~mask @ factors
     some = factors + np.array([[0], [0.37], [0], [0]])  # data multiplies a column: no mask
-    low = np.where(factors == 3, -20000, factors)  # a mask on either side
     for other, counts in (
         (factors.astype(np.float32), wanted),
         (_x(4, 3), None),
         (some.astype(np.float32), ~mask[:, [0, 2, 3]] @ factors[[0, 2, 3]]),
-        (low.astype(np.float32), ~mask[:, [0, 1, 3]] @ factors[[0, 1, 3]]),
+        (np.where(factors == 3, 4, factors).astype(np.float32), ~mask[:, [0, 1, 3]] @ factors[[0, 1, 3]]),
     ):
         given = other.T.copy() if turn else other
-        case = Case("Where", [_x(3, 4), mask, given])
+        case = Case("Where", [_x(3, 4), mask, given, given != 4])  # a mask on either side
         found = single.values(written(case, f"{masked} {product}"), case.made[1], single.field(False))[0].masks
         assert (found is None) == (counts is None)  # data decides how much of a mask is in it
         if counts is not None:
