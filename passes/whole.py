@@ -51,10 +51,9 @@ from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import ancestors, between
 from rewriter.graph.surgeon import Tensor
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import GraphView, LostError, attributes, integer_of, integers_of
+from rewriter.graph.view import GraphView, LostError, Step, attributes, integer_of, integers_of
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 
-Step = tuple[int, int]  # index of a node, and which of its operands is the scores or the pattern
 SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
 LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
 SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
@@ -64,9 +63,13 @@ _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
 
 
+def _passes_scores(node: onnx.NodeProto, place: int) -> bool:
+    return node.op_type in SCORING and (node.op_type != "Sub" or not place)
+
+
 @dataclass(frozen=True)
 class Core:
-    """The heads of one attention sublayer; steps are in graph order, indices those of nodes."""
+    """The heads of one attention sublayer; indices are those of nodes, steps in graph order by scores or pattern."""
 
     product: int
     before: tuple[Step, ...]
@@ -181,42 +184,22 @@ class Reader:
         return Core(product, before, softmax, *after)
 
     def _after(self, pattern: str) -> tuple[tuple[Step, ...], int] | None:
-        steps = list[Step]()
-        while True:
-            found = [
-                (index, [*self.view.nodes[index].input].index(pattern))
-                for index in dict.fromkeys(self.view.consumers.get(pattern, ()))
-                if pattern in self.view.nodes[index].input
-            ]
-            products = [index for index, place in found if not place and self._is_product(self.view.nodes[index])]
-            if len(products) == 1:
-                return tuple(steps), products[0]
-            found = [step for step in found if self.view.nodes[step[0]].op_type in _GUARDING]
-            if len(found) != 1:
-                return None
-            steps += found
-            pattern = self.view.nodes[found[0][0]].output[0]
+        ways = list(self.view.routes(pattern, self._is_product, lambda node, _: node.op_type in _GUARDING, onward=True))
+        nearest = [(steps, product) for product, steps in ways if len(steps) == len(ways[0][1])]
+        return nearest[0] if len(nearest) == 1 else None
 
-    def _before(self, softmax: onnx.NodeProto, least: int = 2) -> tuple[int, tuple[Step, ...]]:
-        scores, steps = softmax.input[0], list[Step]()
-        while not self._is_product(node := self.view.made_by(scores), least):
-            ways = [place for place, name in enumerate(() if node is None else node.input) if self._leads(name, least)]
-            if node is None or node.op_type not in SCORING or not ways:
-                if least == 2:  # queries may be weights, as of a head that pools
-                    return self._before(softmax, 1)
-                reason = "its scores are not a product of queries and keys, scaled, masked or capped"
-                raise LostError.at(softmax if node is None else node, reason)
-            steps.append((self.view.producer[scores], ways[0]))
-            scores = node.input[ways[0]]
-        return self.view.producer[scores], tuple(reversed(steps))
+    def _before(self, softmax: onnx.NodeProto) -> tuple[int, tuple[Step, ...]]:
+        scores = softmax.input[0]
+        for least in (2, 1):  # queries may be weights, as of a head that pools
+            ways = self.view.routes(scores, partial(self._is_product, least=least), _passes_scores)
+            for product, steps in sorted(ways, key=lambda way: [place for _, place in way[1]])[:1]:
+                return product, steps[::-1]
+        reason = "its scores are not a product of queries and keys, scaled, masked or capped"
+        raise LostError.at(self.view.made_by(scores) or softmax, reason)
 
-    def _leads(self, tensor: str, least: int) -> bool:
-        """Whether scores come from a tensor."""
-        return any(self._is_product(self.view.made_by(name), least) for name in self.view.back(tensor, SCORING))
-
-    def _is_product(self, node: onnx.NodeProto | None, least: int = 2) -> bool:
+    def _is_product(self, node: onnx.NodeProto, least: int = 2) -> bool:
         """Whether a node multiplies two tensors, of which so many depend on data."""
-        return node is not None and node.op_type == "MatMul" and sum(map(self.data.__contains__, node.input)) >= least
+        return node.op_type == "MatMul" and sum(map(self.data.__contains__, node.input)) >= least
 
     def check(self, node: onnx.NodeProto, *, on_way: bool, behind: bool) -> None:
         """Raise LostError for a node that a network of attention cannot have: `on_way` to or `behind` a sublayer."""

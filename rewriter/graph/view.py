@@ -7,7 +7,7 @@ one pass over the nodes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +35,10 @@ Names survive replacements, which change the order and number of nodes; indices 
 """
 
 Place = tuple[Path, str]  # a tensor: the path of its graph, and its name, which is unique only in that graph
+
+Step = tuple[int, int]  # index of a node, and the operand by which it is passed
+Passed = Callable[[onnx.NodeProto, int], bool]  # whether a route passes a node by this operand
+Route = tuple[int, tuple[Step, ...]]  # index of the node where it ends, and the steps to there
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,25 @@ class GraphView:
             fresh = [each for each in dict.fromkeys(operands_of(node)) if each and each not in seen]
             seen.update(fresh)
             pending += fresh
+
+    def routes(
+        self, tensor: str, is_end: Callable[[onnx.NodeProto], bool], through: Passed, *, onward: bool = False
+    ) -> Iterator[Route]:
+        """Routes back from a tensor, or `onward` to ends whose first operand they reach; the shortest come first."""
+        pending, seen = [(tensor, tuple[Step, ...]())], {tensor}
+        for name, steps in pending:  # which grows
+            at = self.consumers.get(name, ()) if onward else [self.producer[name]] if name in self.producer else ()
+            for index in dict.fromkeys(at):
+                node = self.nodes[index]
+                places = [place for place, each in enumerate(node.input) if (each == name if onward else each)]
+                if places[:1] == [0] and is_end(node):
+                    yield index, steps
+                    continue
+                for place in places:
+                    following = node.output[0] if onward else node.input[place]
+                    if following not in seen and through(node, place):
+                        seen.add(following)
+                        pending.append((following, (*steps, (index, place))))
 
     def type_of(self, tensor: str) -> TensorType:
         return self.types.get(tensor, TensorType())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -133,12 +134,11 @@ def rows_of_output(traced: Traced, shape: Shape, heads: int, where: str) -> Indi
 
 # -- attention sublayers --------------------------------------------------------------------------------------------
 
-_MAX_DEPTH = 24  # nodes between a Softmax and the products on both sides
 # Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them.
 _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout", "Tanh", "Concat", "Sub"}
 _WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}  # between the product and the values, without a Softmax
-_GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice"}
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
+_GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice", *_ROUNDING}
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,22 +251,17 @@ def _is_product(tracer: Tracer, node: onnx.NodeProto) -> bool:
 
 def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodeProto, float]]:
     """The products of two data tensors in a score, with their factors, nearest first."""
-    pending, seen = [(tensor, 1.0, 0)], set[str]()
-    while pending:
-        name, factor, depth = pending.pop(0)
-        node = tracer.view.made_by(name)
-        if node is None or depth > _MAX_DEPTH or name in tracer.constants or name in seen:
-            continue
-        seen.add(name)
-        if _is_product(tracer, node):
-            yield node, factor
-        elif node.op_type in ("Mul", "Div"):
+
+    def through(node: onnx.NodeProto, place: int) -> bool:
+        if node.op_type in ("Mul", "Div"):
             scale = tracer.scale(node)
-            if scale is not None and scale[1].size == 1 and scale[1].any():
-                pending.append((scale[0], factor * float(scale[1].reshape(())), depth + 1))
-        elif node.op_type in _MASKING:
-            names = node.input[:1] if node.op_type == "Sub" else node.input
-            pending += [(each, factor, depth + 1) for each in names if each]
+            return scale is not None and scale[0] == node.input[place] and scale[1].size == 1 and bool(scale[1].any())
+        known = node.input[place] in tracer.constants or node.op_type not in _MASKING
+        return not known and (node.op_type != "Sub" or not place)
+
+    for index, steps in tracer.view.routes(tensor, partial(_is_product, tracer), through):
+        scaling = (tracer.view.nodes[at] for at, _ in steps if tracer.view.nodes[at].op_type in ("Mul", "Div"))
+        yield tracer.view.nodes[index], prod(scale[1].item() for node in scaling if (scale := tracer.scale(node)))
 
 
 def _scores(tracer: Tracer, tensor: str) -> str:
@@ -290,20 +285,17 @@ def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
 
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:
     """(the pattern as the values' product reads it, that product)."""
-    pending, seen = [(tensor, 0, "")], {tensor}
-    while pending:
-        name, depth, rounded = pending.pop(0)
-        for reader in tracer.view.consumers.get(name, ()):
-            node = tracer.view.nodes[reader]
-            product = node.op_type in ("MatMul", "QLinearMatMul") and node.input[0] == name
-            if product and node.input[1 if node.op_type == "MatMul" else 3] not in tracer.constants:
-                if rounded:
-                    raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded)
-                return name, node
-            if node.op_type in (*_GUARDING, *_ROUNDING) and depth < _MAX_DEPTH and node.output[0] not in seen:
-                seen.add(node.output[0])
-                by = label(node) if node.op_type in _ROUNDING else rounded
-                pending.append((node.output[0], depth + 1, by))
+    nodes = tracer.view.nodes
+
+    def is_product(node: onnx.NodeProto) -> bool:
+        values = {"MatMul": 1, "QLinearMatMul": 3}.get(node.op_type)
+        return values is not None and node.input[values] not in tracer.constants
+
+    for index, steps in tracer.view.routes(tensor, is_product, lambda node, _: node.op_type in _GUARDING, onward=True):
+        rounded = [label(nodes[at]) for at, _ in steps if nodes[at].op_type in _ROUNDING]
+        if rounded:
+            raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded[-1])
+        return nodes[index].input[0], nodes[index]
     return tensor, None
 
 
