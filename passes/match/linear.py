@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import onnx
@@ -25,10 +26,10 @@ class LinearOperator:
     """A node that maps its data linearly by a constant weight."""
 
     node: int
+    output: str
     kind: str
     data: str
     weight: str
-    output: str
     in_features: int | None = None
     out_features: int | None = None
     rowwise: bool = True  # whether each token is mapped separately, not as by a convolution with a spatial kernel
@@ -45,7 +46,8 @@ class LinearOperator:
 
 
 Operators = tuple[LinearOperator, ...]
-Recognise = Callable[[GraphView, Constants, onnx.NodeProto], LinearOperator | str | None]
+Make = Callable[..., LinearOperator]  # of one node: from the kind, the data and the weight on
+Recognise = Callable[[GraphView, Constants, onnx.NodeProto, Make], LinearOperator | str | None]
 """A node as a linear operator, without features where they are the last two axes of its weight; or why it is none."""
 
 
@@ -53,7 +55,8 @@ def linear_operator(view: GraphView, constants: Constants, index: int) -> Linear
     """The node at `index` as a linear operator; a Miss if it fails a condition, None if its type is not listed."""
     node = view.nodes[index]
     recognise = LINEAR_OPERATORS.get(key_of(node))
-    found = None if recognise is None else recognise(view, constants, node)
+    make = partial(LinearOperator, index, *node.output[:1])
+    found = None if recognise is None else recognise(view, constants, node, make)
     if not isinstance(found, LinearOperator):
         return None if found is None else Miss(found, label(node))
     shape = constants.shape(found.weight) or view.type_of(found.weight).shape or ()
@@ -65,7 +68,7 @@ def linear_operator(view: GraphView, constants: Constants, index: int) -> Linear
     whole = constants.shape(view.picked.get(found.weight, found.weight)) if known else None
     experts = prod(whole) // ((rows or 1) * (columns or 1)) if whole else 0
     experts = experts if experts > 1 else 0
-    return replace(found, node=index, in_features=rows, out_features=columns, experts=experts)
+    return replace(found, in_features=rows, out_features=columns, experts=experts)
 
 
 def made_linearly(view: GraphView, constants: Constants, tensor: str) -> LinearOperator | None:
@@ -83,7 +86,7 @@ def _weight(view: GraphView, constants: Constants, names: Sequence[str]) -> str:
     return held[0] if len(held) == 1 else chosen[0] if not held and len(chosen) == 1 else ""
 
 
-def _product(view: GraphView, constants: Constants, node: onnx.NodeProto) -> LinearOperator | str | None:
+def _product(view: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:
     flags = attributes(node)
     left, right = node.input[0], node.input[3 if node.op_type == "QLinearMatMul" else 1]
     if left in constants and right in constants:
@@ -101,12 +104,12 @@ def _product(view: GraphView, constants: Constants, node: onnx.NodeProto) -> Lin
     added = "" if bias in constants or (bias in view.picked and weight in view.picked) else bias
     if last:
         turned = bool(flags.get("transB"))
-        return LinearOperator(-1, node.op_type, left, weight, node.output[0], transposed=turned, added=added)
+        return make(node.op_type, left, weight, transposed=turned, added=added)
     kind, turned = f"{node.op_type} (W X)", not flags.get("transA")
-    return LinearOperator(-1, kind, right, weight, node.output[0], transposed=turned, axis=-2, added=added)
+    return make(kind, right, weight, transposed=turned, axis=-2, added=added)
 
 
-def _einsum(view: GraphView, constants: Constants, node: onnx.NodeProto) -> LinearOperator | str | None:
+def _einsum(view: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:
     if all(name in constants for name in node.input):
         return None
     weight = _weight(view, constants, node.input) if len(node.input) == 2 else ""
@@ -120,10 +123,10 @@ def _einsum(view: GraphView, constants: Constants, node: onnx.NodeProto) -> Line
     shape = constants.shape(weight) or ()
     rows, columns = (shape[contracted], shape[made]) if len(shape) == rank else (None, None)
     data, turned = next(name for name in node.input if name != weight), made < contracted
-    return LinearOperator(-1, "Einsum", data, weight, node.output[0], rows, columns, transposed=turned, axis=axis)
+    return make("Einsum", data, weight, rows, columns, transposed=turned, axis=axis)
 
 
-def _conv(_: GraphView, constants: Constants, node: onnx.NodeProto) -> LinearOperator | str | None:
+def _conv(_: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:
     kernel_at, bias_at = (3, 8) if node.op_type == "QLinearConv" else (1, 2)
     weight = node.input[kernel_at]
     if weight not in constants:
@@ -142,13 +145,13 @@ def _conv(_: GraphView, constants: Constants, node: onnx.NodeProto) -> LinearOpe
     kernel = "x".join(str(size) for size in shape[2:]) if shape else "?"
     kind = f"Conv {kernel}" if group == 1 else f"Conv {kernel}, {group} groups"
     sizes = (shape[1] * group, shape[0], pointwise, 1 - len(shape)) if shape else (None, None, pointwise, -1)
-    return LinearOperator(-1, kind, node.input[0], weight, node.output[0], *sizes)
+    return make(kind, node.input[0], weight, *sizes)
 
 
 def _quantised(weight: int) -> Recognise:
     """Recognise an operator with a quantised constant weight at input `weight`."""
 
-    def recognise(_: GraphView, constants: Constants, node: onnx.NodeProto) -> LinearOperator | str | None:
+    def recognise(_: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:
         data, name = node.input[0], node.input[weight]
         if name not in constants:
             return "the quantised weight is not constant"
@@ -158,7 +161,7 @@ def _quantised(weight: int) -> Recognise:
         # The dims of packed weights are not those of the matrix.
         rows, columns = (sizes["K"], sizes["N"]) if "N" in sizes and "K" in sizes else (None, None)
         turned = bool(sizes.get("transB"))
-        return LinearOperator(-1, node.op_type, data, name, node.output[0], rows, columns, transposed=turned)
+        return make(node.op_type, data, name, rows, columns, transposed=turned)
 
     return recognise
 

@@ -24,7 +24,7 @@ import onnx
 
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
-from rewriter.evaluate import moves, products, quantised, reductions, rotary  # noqa: F401 - their rows
+from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import (
     Arithmetic,
     Field,

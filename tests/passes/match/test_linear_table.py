@@ -37,7 +37,7 @@ def recognised(node: str, constants: dict[str, Any] | None = None) -> LinearOper
 
 
 def operator(kind: str, data: str, weight: str, sizes: tuple[int | None, int | None], **given: Any) -> LinearOperator:
-    return LinearOperator(given.pop("node", 0), kind, data, weight, "y", *sizes, **given)
+    return LinearOperator(given.pop("node", 0), "y", kind, data, weight, *sizes, **given)
 
 
 OPERATORS: tuple[tuple[str, LinearOperator], ...] = (
