@@ -196,7 +196,7 @@ class Field:
         self.settled: set[int] = set()
         self.turned: frozenset[int] = frozenset()
         self.turn = -1
-        self.coins: int | None = None  # the fewest signs of several numbers that were taken at once
+        self.coins = 0  # the fewest different signs that were taken at once since this was 0
         self.snapped: dict[float, str] = {}  # constants, and the numbers that they are rounded from
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
@@ -286,8 +286,8 @@ class Field:
         Whether it is one of `turned`.
         """
         entries = distinct(a)
+        self._count(entries.size)
         if entries.size > 1:  # the sign of a single number is the same wherever that is
-            self.coins = min(entries.size, self.coins or entries.size)
             scale = self.reduced(entries.sum())
             entries = self.mul(entries, self.inv(scale)) if scale else entries
         self._last = int(self.hash64("condition", entries).sum(dtype=_U64))
@@ -295,9 +295,13 @@ class Field:
             self.conditions.add(self._last)
         return self._last in self.turned
 
+    def _count(self, signs: int) -> None:
+        self.coins = min(signs, self.coins or signs)
+
     def positive(self, a: Array) -> Array:
         """max(a, 0), which is not a condition where it is `a`."""
         if (self.power(a, (self.p - 1) // 2) <= 1).all():
+            self._count(distinct(a).size)
             return a
         return np.where(self.sign(a) > 0, a, 0)
 

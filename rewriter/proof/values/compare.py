@@ -50,7 +50,8 @@ from rewriter.proof.values.heads import (
     proposals,
 )
 from rewriter.proof.values.prints import Fingerprints, same_value
-from rewriter.proof.values.uniform import departs
+from rewriter.proof.values.signs import Signs
+from rewriter.proof.values.uniform import EqualTensors, departs
 from rewriter.proof.values.walk import wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
@@ -60,12 +61,14 @@ _BRIEF = ((2, 5, 3), (1, 7, 0))
 """What is tried of a large model that this tool rewrote, unless sizes turn out to matter."""
 _SMALL = ((1, 3, 2), (1, 3, 0))
 """The size at which heads are read; and without a past, for models with a branch for that."""
+_CHOICES = 12
+"""How often a model with branches is evaluated there until all of them were, twice where no sign decides."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
-_ROUNDS = 2
-"""Primes that are drawn."""
-_COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
-"""Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
+_ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
+"""Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
+_COINS = 40
+"""Signs with which each result of a decision must have been drawn, in all rounds."""
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
 """The share of an output's norm that float64 may be off by, that of its largest number below which numbers are
@@ -148,13 +151,12 @@ class _Pair:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a, other=b.proto), Program(b)
         self._maker, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
-        large = max(a.size, b.size) > _SMALL_MODEL
-        self._most_rounds, self._at_once = (_ROUNDS, _ROUNDS) if large else (_MOST_ROUNDS, 1)
+        self._large = large = max(a.size, b.size) > _SMALL_MODEL
         self._settings: Sequence[Setting] = (
             SETTINGS if not large else _BRIEF if claims and not longest else SETTINGS[::2]
         )
         self.points = points(self._maker, self._settings, longest)  # at which A can be evaluated
-        self._small = self._with_branches()
+        self._small = self._drawn_small()
         self._sizes: Mapping[Kind, int] = {}
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
@@ -162,7 +164,8 @@ class _Pair:
         self._views = all_views(self.a.proto)
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
-        self._reason, self._refuted, self._coins = "", "", 0
+        self._reason, self._refuted = "", ""
+        self._signs = Signs(self.a), Signs(self.b)
         self._blocks, self._about = blocks, ""  # an activation of A that the reason is about
         self.unable = False  # whether an evaluation could not be carried out
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()  # of the first round
@@ -184,11 +187,11 @@ class _Pair:
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
-    def _with_branches(self) -> list[Case]:
-        """Small inputs at which heads are read: several, where flags or a past may choose what is evaluated."""
-        choices = 1 + any(node.op_type == "If" for node in iter_nodes(self.a.graph.node))
+    def _drawn_small(self) -> list[list[Case]]:
+        """Small inputs at which heads are read: with flags that may choose what is evaluated, and signs that may."""
+        bodies = any(node.op_type == "If" for node in iter_nodes(self.a.graph.node))
         settings = _SMALL[: 1 + self._maker.branches]
-        return [case for number in range(choices) for case in points(self._maker, settings, self._most, number)]
+        return [points(self._maker, settings, self._most, number) for number in range(_CHOICES if bodies else 1)]
 
     def resized(self) -> bool:
         """Whether A can be evaluated at sizes that it hides, such as those of its images; then take them."""
@@ -200,7 +203,7 @@ class _Pair:
         for sizes in found[:1]:
             self._maker, self._sizes = self._maker.at(sizes), sizes
             self.points = points(self._maker, self._settings[:2], self._most)
-            self._small, self._heads, self.unable = self._with_branches(), {}, False
+            self._small, self._heads, self.unable = self._drawn_small(), {}, False
         return bool(found)
 
     def compared(self) -> Certificate:
@@ -214,11 +217,15 @@ class _Pair:
             if reading != _READINGS[0] and self._round(reading, [self.points[:1]]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
-            self._coins, self._last = 0, ((), ())
+            self._signs, self._last = (Signs(self.a), Signs(self.b)), ((), ())
+            at_once = _ROUNDS if self._large else 1
             while (more := self._more(len(rounds))) and (
-                found := self._round(reading, [self._drawn(len(rounds) + k) for k in range(self._at_once)])
+                found := self._round(reading, [self._round_of(len(rounds) + k) for k in range(at_once)])
             ) is not None:
-                rounds += [found] * self._at_once
+                rounds += [found] * at_once
+            if len(rounds) >= _MOST_ROUNDS and self._few_signs():
+                self._reason = named = "signs of data decide together, in more ways than can be tried"
+                break
             if not more and (regions := self._bounded(reading)) is not None:
                 coarse = any(each.bound.bound > _COARSE for each in regions)
                 far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
@@ -247,8 +254,21 @@ class _Pair:
         )
 
     def _more(self, rounds: int) -> bool:
-        """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
-        return rounds < (self._most_rounds if self._coins < _COINS else _ROUNDS)
+        """Whether more rounds are needed: a sign is a coin, and a model may decide by a few of them."""
+        return rounds < _ROUNDS or (rounds < _MOST_ROUNDS and self._few_signs())
+
+    def _few_signs(self) -> bool:
+        """Whether a result of a decision in either model was drawn with too few signs to have been seen."""
+        if all(each.fewest() >= _COINS for each in self._signs):
+            return False
+        equal = EqualTensors(self.a, self.b, self._last)
+        known = equal.of_a, equal.of_b
+        return any(each.fewest(*names) < _COINS for each, names in zip(self._signs, known, strict=True))
+
+    def _round_of(self, number: int) -> list[Case]:
+        """The points of a round; one where there are more than the usual rounds of a large model."""
+        drawn = self._drawn(number)
+        return drawn[:1] if self._large and number >= _ROUNDS else drawn
 
     def _takes_more(self, reading: Reading) -> str:
         """Why B takes more tokens than it says; empty where it fails at more."""
@@ -357,7 +377,8 @@ class _Pair:
             return self._round(reading, [[*each, further] for each in draws])
         if not self._last[0]:
             self._last = ours, theirs
-        self._coins += sum(_COINS if each.field.coins is None else each.field.coins for each in theirs)
+        self._signs[0].add(ours)
+        self._signs[1].add(theirs)
         unfit = self._unfit(reading, ours, theirs) or self._decided_otherwise(reading, ours, theirs, cases)
         self._reason = unfit or self._reason
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
@@ -365,8 +386,8 @@ class _Pair:
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
-        large, pairs = self._most_rounds == _ROUNDS, dict[str, list[tuple[Array, Array]]]()
-        cases = self.points[:1] if large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, _DRAWS)]
+        pairs = dict[str, list[tuple[Array, Array]]]()
+        cases = self.points[:1] if self._large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, _DRAWS)]
         ours = [Evaluator(self.a, Floats(), case.feeds) for case in cases]
         theirs = [Evaluator(self.b, Floats(), case.feeds) for case in cases]
         if any(in_step(ours)) or any(in_step(theirs)):
@@ -382,10 +403,10 @@ class _Pair:
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
         """Look for activations that became heads; whether there are any."""
-        modulus, key = Modulus(), secrets.token_bytes(16)
 
-        def make() -> Field:
-            return reading.field(modulus, key)
+        def make() -> tuple[Field, Field]:
+            modulus, key = Modulus(), secrets.token_bytes(16)
+            return reading.field(modulus, key), reading.field(modulus, key)
 
         found = self._heads[reading] = proposals(self.a, self.b, make, self._small, in_reals=reading.in_reals)
         return bool(found.regions)

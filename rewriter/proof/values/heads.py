@@ -35,6 +35,7 @@ from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
 from rewriter.evaluate.table import ELEMENTWISE
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
+from rewriter.graph.walk import iter_nodes, subgraphs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import (
     ONE,
@@ -243,24 +244,33 @@ def _masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, A
 def proposals(
     a: Program,
     b: Program,
-    make_field: Callable[[], Field],
-    cases: Sequence[Case],
+    make_fields: Callable[[], tuple[Field, Field]],
+    draws: Sequence[Sequence[Case]],
     **options: Any,
 ) -> Regions:
     """Read the activations of A that became heads in B, at small sizes; `options` are those of `Evaluator`.
 
-    `make_field` gives equal fields, one for each model. Sizes at which one cannot be evaluated are left out.
+    `make_fields` draws equal fields, one for each model. Sizes at which one cannot be evaluated are left out. Where
+    signs decide which bodies are evaluated, the later draws are used until all were.
     """
-    found, before = Regions(), sys.getrecursionlimit()
+    found, before, decided = Regions(), sys.getrecursionlimit(), False
     sys.setrecursionlimit(max(before, _DEEPEST))
+    missing = {value.name for node in iter_nodes(a.graph.node) if node.op_type == "If" for _, graph in subgraphs(node)
+               for value in graph.output if value.name in a.makers}  # fmt: skip
     try:
-        for case in cases:
-            with suppress(Unsupported):
-                other = Kept(b, make_field(), case.feeds, **options)
-                other.run()
-                reader = _Reader(a, make_field(), case.feeds, other, **options)
-                reader.run()
-                found.add(reader, other)
+        for number, cases in enumerate(draws):
+            for case in cases:
+                with suppress(Unsupported):
+                    ours, theirs = make_fields()
+                    other = Kept(b, theirs, case.feeds, **options)
+                    other.run()
+                    reader = _Reader(a, ours, case.feeds, other, **options)
+                    reader.run()
+                    found.add(reader, other)
+                    missing.difference_update(reader.values)
+                    decided |= 1 in reader.signs.values()
+            if number and not (missing and decided):
+                break
     finally:
         sys.setrecursionlimit(before)
     return found
@@ -523,7 +533,8 @@ class _Reader(Kept):
         flat = np.ravel_multi_index([*spot], self.values[layer.data].shape)
         place = unraveled(int(flat), self.values[name].shape)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
-        mine = Walk(self, dict(here)).at(name, place)
+        # Other tensors may happen to be a leaf in the field, as (y + |y|) / 2 is where y is a square.
+        mine = Walk(self, dict(here), leaves).at(name, place)
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
             here |= {key * factor % self.field.p: mul(number, part) for key, part in [*here.items()]}
         other = total(self._terms(layer, spot[layer.axis], here, spot))

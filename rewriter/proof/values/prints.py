@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Value, content, is_float
@@ -54,6 +55,14 @@ class Fingerprints(Evaluator):
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.kept: dict[str, Any] = {}
+        self.signs: dict[str, int] = {}  # by output of a node, how many different signs it took of data
+
+    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
+        self.field.coins = 0
+        super().node(node, environment)
+        if self.field.coins:
+            self.signs[next(filter(None, node.output))] = self.field.coins
+            self.field.coins = 0
 
     def record(self, name: str, value: Any) -> None:
         super().record(name, value)

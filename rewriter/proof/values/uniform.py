@@ -144,6 +144,7 @@ class _Anchors:
     def __init__(self, a: _Side, b: _Side) -> None:
         self.a, self.b = a, b
         self._held: set[str] = set()  # ids that a tensor of B has
+        self.same: set[str] = set()  # tensors of B that a node computes as one of A does
         self._by_print: dict[object, list[str]] = {}
         self._failed: str = ""
         for name in (*a.weights, *a.inputs, *a.makers):
@@ -156,8 +157,10 @@ class _Anchors:
     def why(self) -> str:
         for name in (*self.b.weights, *self.b.inputs, *self.b.makers):
             number = self.b.number(name)
-            if number not in self._known:
-                number = self._by_rows(name) or number
+            if number in self._known:
+                self.same.add(name)
+            else:
+                number = self._anchor(name) or number
             self.b.ids[name] = number
             if number in self._known:
                 self._held.add(number)
@@ -165,6 +168,10 @@ class _Anchors:
             if self.b.ids.get(value.name) != self.a.ids[value.name]:
                 return self._failed or f"output '{value.name}' is not computed as in the original"
         return ""
+
+    def _anchor(self, name: str) -> str:
+        """The id of a tensor of A that one of B is, computed by another node; empty where there is none."""
+        return self._by_rows(name)
 
     # -- rows
     def _by_rows(self, name: str) -> str:
@@ -213,6 +220,21 @@ class _Anchors:
                     seen.add(operand)
                     pending.append(operand)
         return ""
+
+
+class EqualTensors(_Anchors):
+    """The tensors of two models that are equal at the first of some points, and those computed by the same node."""
+
+    def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
+        super().__init__(_Side(a, runs[0]), _Side(b, runs[1]))
+        self.why()
+        held = {self.b.ids[name] for name in self.same}, {*self.b.ids.values()}
+        self.of_a = tuple({name for name, number in self.a.ids.items() if number in each} for each in held)
+        self.of_b = self.same, {name for name, number in self.b.ids.items() if number in self._known}
+
+    def _anchor(self, name: str) -> str:
+        equal = self._by_print.get(self.b.prints[name].exact) if name in self.b.prints else None
+        return self.a.ids.get(equal[0], "") if equal else ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ attention to other tokens nothing is left.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
 from functools import reduce
 from itertools import product
 from typing import Any
@@ -73,12 +73,12 @@ class Kept(Fingerprints):
 class Walk:
     """Walks in one evaluation."""
 
-    def __init__(self, run: Kept, leaves: Mapping[int, Expression]) -> None:
-        """`leaves`: what entries with these residues are."""
+    def __init__(self, run: Kept, leaves: Mapping[int, Expression], ends: Container[str] | None = None) -> None:
+        """`leaves`: what entries with these residues are, of the tensors `ends`, or of any."""
         # By softmax that was met: how far masked keys are below the first that is not, by residue; the score of that.
         self.gaps: dict[str, dict[int, Expression]] = {}
         self.scores: dict[str, Expression] = {}
-        self._run, self._leaves = run, leaves
+        self._run, self._leaves, self._ends = run, leaves, ends
         self.known: dict[tuple[str, Index], Expression] = {}
         self._sources: dict[str, Sequence[Any]] = {}
 
@@ -101,7 +101,8 @@ class Walk:
         if not isinstance(value, Value):
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
             return self._number(numbers[index]) if is_float(numbers) else ex.constant(int(numbers[index]))
-        leaf = self._leaves.get(int(value.entries[index]))
+        ends = self._ends is None or name in self._ends
+        leaf = self._leaves.get(int(value.entries[index])) if ends else None
         if node is None:
             if leaf is None:
                 raise NotAFunction(f"it reads the input {name}")

@@ -18,9 +18,12 @@ from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
 from rewriter.ort.optimised import write_optimised
 from rewriter.proof.certificate.expressions import leaf
+from rewriter.proof.values.compare import Reading, _Pair
 from rewriter.proof.values.walk import Kept, Walk, in_field
 from tests.committed import FOLDER
+from tests.rewriter.files.test_fallbacks import network
 from tests.sabotage.oracle import difference
+from tests.textmodels import text_model
 
 FORMS = ("local", "compact", "masked", "maskless", "staged", "whole")
 STEMS = ("silu-decoder", "relu-decoder", "gelu-encoder", "gelu-vision", "gated-decoder")
@@ -53,6 +56,21 @@ def test_every_form_of_every_activation_is_proved_and_what_onnxruntime_makes_of_
         return  # onnxruntime optimises every second: each form and each model
     optimised = write_optimised(load_model(rewritten(stem, form)), "extended", tmp_path)
     assert proved(original(stem), onnx.load(optimised))
+
+
+GATE = "y = MatMul(x, W1) g = MatMul(x, W1) a = Abs(y) s = Add(y, a) r = Mul(s, $0.5) h = Mul(r, g) out = MatMul(h, W2)"
+
+
+@pytest.mark.parametrize(
+    "model", [network("body", "Relu", ""), text_model(GATE)], ids=["in a branch", "as (y + |y|) / 2"]
+)
+def test_heads_are_read_whatever_signs_are_drawn(model: onnx.ModelProto) -> None:
+    made = rewrite(model, validate=False).rewritten
+    assert isinstance(made, onnx.ModelProto)
+    for _ in range(12):
+        pair = _Pair(load_model(model), load_model(made))
+        assert pair._read_heads(Reading())
+        assert not pair._heads[Reading()].failures
 
 
 @pytest.mark.slow

@@ -64,6 +64,19 @@ def branch(body: str) -> str:
     return f"b = Cast<to = 9>(k1) y = If(b) <{then}, else_branch = e () => (float[n, 4] z) {{ z = Neg(x) }}>"
 
 
+def nested(body: str) -> str:
+    """A branch with this body in a branch."""
+    other = "else_branch = e () => (float[n, 4] z) { z = Neg(x) }"
+    inner = f"then_branch = u () => (float[n, 4] z) {{ {body} }}, {other}"
+    return f"{TWO} y = If(c) <then_branch = t () => (float[n, 4] y) {{ y = If(d) <{inner}> }}, {other}>"
+
+
+TWO = "m = ReduceMax<keepdims = 0>(x) c = Greater(m, k9) d = Greater(m, k05)"
+LIMITS = "k9", "k1", "k05", "k11", "k121", "k65504", "k1e8"
+CHOICES = (f"c{k} = Less({limit}, x) h{k + 1} = Where(c{k}, h{k}, x)" for k, limit in enumerate(LIMITS))
+SEVEN = f"{' '.join(CHOICES)} y = Identity(h7)"
+
+
 VARIANTS: dict[str, tuple[str, str, str]] = {
     # 01: rows of two tensors
     "rows, a sum": (
@@ -175,6 +188,12 @@ VARIANTS: dict[str, tuple[str, str, str]] = {
         "float[n] x, float[m, n] u", "y = Relu(x)", "c = Less(u, k0) r = Relu(x) y = Where(c, r, r)"),
     "undefined in a branch": (
         MATRIX, branch("z = Relu(x)"), branch("s = Sqrt(x) d = Sub(s, s) r = Relu(x) z = Add(r, d)")),
+    # what several signs of data choose together
+    "a branch in a branch": (MATRIX, nested("z = Mul(x, k9)"), nested("z = Mul(x, k05)")),
+    "entries that two numbers choose": (
+        MATRIX, f"{TWO} p = Mul(x, k9) q = Where(d, p, x) n = Neg(x) y = Where(c, q, n)",
+        f"{TWO} p = Mul(x, k05) q = Where(d, p, x) n = Neg(x) y = Where(c, q, n)"),
+    "entries that seven signs choose": (X, f"h0 = Mul(x, k9) {SEVEN}", f"h0 = Mul(x, k05) {SEVEN}"),
     # 14, 15
     "a shape of floats": (X, "y = Relu(x)", "r = Relu(x) f = Cast<to = 1>(sm1) y = Reshape(r, f)"),
 }  # fmt: skip
