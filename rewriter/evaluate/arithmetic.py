@@ -123,8 +123,11 @@ def draw_prime() -> int:
 
     while True:
         drawn = np.frombuffer(secrets.token_bytes(_CANDIDATES * 4), np.uint32).astype(np.int64) >> 5
-        for p in (2**30 + 8 * drawn + 7).tolist():
-            if all(pow(q, p // 2, p) == 1 for q in _SMALL_PRIMES) and fmpz(p).is_prime():
+        found = 2**30 + 8 * drawn + 7
+        for q in _SMALL_PRIMES:  # by quadratic reciprocity q has a root modulo p if p or -p has one modulo q
+            found = found[np.isin((found if q % 4 == 1 else -found) % q, np.arange(1, q) ** 2 % q)]
+        for p in found.tolist():
+            if fmpz(p).is_prime():
                 return int(p)
 
 
@@ -480,7 +483,9 @@ class Modulus:
     def __init__(self, p: int | None = None) -> None:
         """By default one that `draw_prime` draws."""
         self.p = p = p or draw_prime()
-        self.powers = np.array([pow(2, each, p) for each in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)], np.int64)
+        twos = itertools.repeat(2, _HIGHEST_EXPONENT - _LOWEST_EXPONENT - 1)
+        powers = itertools.accumulate(twos, lambda power, two: power * two % p, initial=pow(2, _LOWEST_EXPONENT, p))
+        self.powers = np.array([*powers], np.int64)
         self._known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
 
