@@ -321,12 +321,6 @@ def declared(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("ir", [8, 9, 10])
-def test_newer_ir_versions_need_no_note(ir: int) -> None:
-    assert planned(mlp(SILU, ir=ir)).notes == ()
-    assert planned(mlp(SILU, ir=ir), inline=True).notes == ()
-
-
 @pytest.mark.sample(12)
 @BOTH_WAYS
 @pytest.mark.parametrize("text", [SILU, ERF_GELU, MISH, "h = Relu(y)", "h = Tanh(y)"])
