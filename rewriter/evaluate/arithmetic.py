@@ -75,7 +75,9 @@ class Value:
 
 def is_float(value: Any) -> bool:
     """Whether a tensor holds floating-point numbers, or entries that depend on data."""
-    return isinstance(value, Value) or (isinstance(value, np.ndarray) and "float" in value.dtype.name)
+    if not isinstance(value, np.ndarray):
+        return isinstance(value, Value)
+    return value.dtype.kind == "f" or (value.dtype.kind == "V" and "float" in value.dtype.name)
 
 
 _DIGESTS: dict[int, tuple[weakref.ref[Array], list[bytes]]] = {}
