@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from rewriter.errors import UsageError
 Made = TypeVar("Made")
 _KEY = "option"
 _TRUTH = {None: True, "true": True, "false": False}
+_hints_of = cache(typing.get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def options_of(kind: type) -> tuple[Option, ...]:
 
 
 def _own(kind: type) -> Iterator[Option]:
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)
     for field in dataclasses.fields(kind):
         if _KEY in field.metadata:
             hint = hints[field.name]
@@ -113,7 +115,7 @@ def _own(kind: type) -> Iterator[Option]:
 
 def _nested(kind: type) -> dict[str, Any]:
     """The fields of a dataclass that hold others."""
-    return {name: hint for name, hint in typing.get_type_hints(kind).items() if dataclasses.is_dataclass(hint)}
+    return {name: hint for name, hint in _hints_of(kind).items() if dataclasses.is_dataclass(hint)}
 
 
 def build(kind: type[Made], given: Mapping[str, Any]) -> Made:

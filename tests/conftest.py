@@ -44,6 +44,11 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
     return ran
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without the extended suite its files are not read: they import PyTorch."""
+    return True if collection_path.name == "exports" and config.option.markexpr == "not exports" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without ATTNONLY_SLOW, slow tests are skipped: with `sample(N)`, all cases of a test but N drawn by their names.

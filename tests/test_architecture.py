@@ -58,7 +58,10 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 @cache
 def imports(source: str) -> tuple[str, ...]:
     """Every module that a file imports, wherever in it; `from a import b` gives a and a.b."""
-    return tuple(_imports(ast.parse(source)))
+    return tuple(_imports(parsed(source)))
+
+
+parsed = cache(ast.parse)
 
 
 def _imports(source: ast.AST) -> Iterator[str]:
@@ -74,11 +77,10 @@ def _imports(source: ast.AST) -> Iterator[str]:
 
 def when_run(source: str) -> ast.Module:
     """A file without what it imports for types alone."""
-    tree = ast.parse(source)
-    tree.body = [
-        each for each in tree.body if not (isinstance(each, ast.If) and "TYPE_CHECKING" in ast.dump(each.test))
+    types = [
+        each for each in parsed(source).body if isinstance(each, ast.If) and "TYPE_CHECKING" in ast.dump(each.test)
     ]
-    return tree
+    return ast.Module([each for each in parsed(source).body if each not in types], type_ignores=[])
 
 
 def below(module: str, *packages: str) -> bool:

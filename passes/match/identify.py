@@ -135,7 +135,14 @@ class Identifier:
 def identify_function(f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS) -> Identified | Unknown:
     """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
     values = f(points := grid())
-    attempts = [attempt for entry in table if (attempt := _attempt(entry, f, points, values, tolerance))]
+    known = dict[bytes, Array]()
+
+    def remembered(y: Array) -> Array:
+        """Solvers of several entries ask for the same points."""
+        key = y.tobytes()
+        return known[key] if key in known else known.setdefault(key, f(y))
+
+    attempts = [attempt for entry in table if (attempt := _attempt(entry, remembered, points, values, tolerance))]
     agreeing = [attempt for attempt in attempts if attempt.error <= tolerance]
     if agreeing:
         # Equally close: within a factor of 4, or both within float64's own rounding.
@@ -158,7 +165,7 @@ def _attempt(activation: Activation, f: Function, points: Array, values: Array, 
             return None
         plain, stored = tuple(round(value, 4) for value in solved), tuple(float(np.float32(value)) for value in solved)
         # Parameters rounded to zero, of a function below the tolerance, would leave nothing to convert to heads.
-        tried = [p for p in (plain, stored, solved) if np.any(activation.function(points, p))]
+        tried = [p for p in dict.fromkeys((plain, stored, solved)) if np.any(activation.function(points, p))]
     found = [Identified(activation, p, _distance(activation.function, p, points, values)) for p in tried]
     # The exporter's 1.702 rather than a solved 1.7020000000000002, in programs and in reports.
     close = (attempt for bound in (IDENTICAL, tolerance) for attempt in found if attempt.error <= bound)

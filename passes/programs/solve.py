@@ -152,8 +152,8 @@ def _last_agreement(f: Function, h: Function, side: float) -> float:
         return side * math.inf
     end = at(f, side * FAR)
     outer, inner = float(y[apart[0]]), float(y[max(int(apart[0]) - 1, 0)])
-    for _ in range(200):
-        middle = 0.5 * (inner + outer)
-        inside = (at(h, middle) - end) * (at(h, inner) - end) > 0.0
+    start = at(h, inner) - end
+    while (middle := 0.5 * (inner + outer)) not in (inner, outer):
+        inside = (at(h, middle) - end) * start > 0.0
         inner, outer = (middle, outer) if inside else (inner, middle)
-    return 0.5 * (inner + outer)
+    return middle

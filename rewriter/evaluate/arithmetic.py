@@ -34,7 +34,9 @@ from rewriter.errors import RewriteError
 _U64 = np.uint64
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
 _SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
-_CANDIDATES = 2**14
+_RESIDUES = [np.isin(np.arange(q) * (1 if q % 4 == 1 else -1) % q, np.arange(1, q) ** 2 % q) for q in _SMALL_PRIMES]
+"""Of a prime p that is 3 modulo 4, those modulo q for which q has a root modulo p: p, or -p, has one modulo q."""
+_CANDIDATES = 2**12
 _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _MOST_TERMS, _PART = 2**13, 2**18
@@ -73,7 +75,9 @@ class Value:
 
 def is_float(value: Any) -> bool:
     """Whether a tensor holds floating-point numbers, or entries that depend on data."""
-    return isinstance(value, Value) or (isinstance(value, np.ndarray) and "float" in value.dtype.name)
+    if not isinstance(value, np.ndarray):
+        return isinstance(value, Value)
+    return value.dtype.kind == "f" or (value.dtype.kind == "V" and "float" in value.dtype.name)
 
 
 _DIGESTS: dict[int, tuple[weakref.ref[Array], list[bytes]]] = {}
@@ -123,8 +127,11 @@ def draw_prime() -> int:
 
     while True:
         drawn = np.frombuffer(secrets.token_bytes(_CANDIDATES * 4), np.uint32).astype(np.int64) >> 5
-        for p in (2**30 + 8 * drawn + 7).tolist():
-            if all(pow(q, p // 2, p) == 1 for q in _SMALL_PRIMES) and fmpz(p).is_prime():
+        found = 2**30 + 8 * drawn + 7
+        for q, residues in zip(_SMALL_PRIMES, _RESIDUES, strict=True):
+            found = found[residues[found % q]]
+        for p in found.tolist():
+            if fmpz(p).is_prime():
                 return int(p)
 
 
@@ -484,7 +491,9 @@ class Modulus:
     def __init__(self, p: int | None = None) -> None:
         """By default one that `draw_prime` draws."""
         self.p = p = p or draw_prime()
-        self.powers = np.array([pow(2, each, p) for each in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)], np.int64)
+        self.powers, count = np.array([pow(2, _LOWEST_EXPONENT, p)]), _HIGHEST_EXPONENT - _LOWEST_EXPONENT
+        while self.powers.size < count:
+            self.powers = np.append(self.powers, self.powers * pow(2, self.powers.size, p) % p)[:count]
         self._known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
 

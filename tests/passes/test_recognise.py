@@ -1,7 +1,6 @@
 """Heads of earlier runs: recognised where the plan in the file is true, and nodes like any other where it is not."""
 
 import re
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,10 @@ from rewriter import heads, inspect
 from rewriter.interpret.index import HeadIndex
 from tests.changes import change_values, copied, weight
 from tests.committed import FOLDER
-from tests.passes.test_record import claiming, made
+from tests.passes.test_record import claiming, made, masked
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp
 
 BETA = "k = Mul(y, $1.2345678) s = Sigmoid(k) h = Mul(y, s)"
-
-
-@cache
-def masked() -> onnx.ModelProto:
-    return made(FOLDER / "silu-decoder.onnx", form="masked")
 
 
 def already(model: onnx.ModelProto) -> list[str]:
@@ -54,6 +48,7 @@ SPELLINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "calls"])
 @pytest.mark.parametrize(("text", "options", "activation"), SPELLINGS)
 def test_heads_are_recognised(text: str, options: dict[str, Any], activation: str, inline: bool) -> None:
@@ -132,6 +127,7 @@ def same(found: HeadIndex, expected: HeadIndex) -> None:
         np.testing.assert_array_equal(found[name], expected[name], name)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("options", [{}, *({"form": form} for form in FORMS if form != "local")], ids=str)
 @pytest.mark.parametrize("program", ["fewest", "fast"])
 def test_parameters_are_exact(options: dict[str, Any], program: str) -> None:

@@ -41,12 +41,13 @@ def _spellings() -> Iterator[Any]:
 EACH_SPELLING = pytest.mark.parametrize(("text", "options"), tuple(_spellings()))
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(20)
 @EACH_SPELLING
 def test_every_spelling_stays_the_same(text: str, options: dict[str, Any]) -> None:
     same(mlp(text, **options))
 
 
+@pytest.mark.sample(5)
 @EACH_PROGRAM
 def test_every_program_in_half_precision(text: str, options: dict[str, Any]) -> None:
     """Heads are computed in float32; the largest error measured is 0.92 times the original's."""
@@ -100,6 +101,7 @@ def test_gates(activation: str, elem: str) -> None:
     assert conversion.block.identified.label.endswith("(gate) * value")
 
 
+@pytest.mark.sample(3)
 @EACH_PRODUCT
 def test_gate_as_product_keeps_the_product(activation: str) -> None:
     result = same(gated(activation), {"gate": "product"}, output="g")

@@ -35,14 +35,6 @@ def test_a_program_is_its_heads_and_a_line() -> None:
     assert BOTH.bias_tokens == 2
 
 
-def test_weights_of_a_head() -> None:
-    y = Y.reshape(5, 1)
-    own = np.exp(y)
-    np.testing.assert_allclose(BOTH.heads[0].weights(y), np.stack([own, np.ones_like(y)]) / (own + 1.0))
-    parts = np.stack([np.exp(-2.0 * y), np.full_like(y, np.e), np.exp(y)])
-    np.testing.assert_allclose(BOTH.heads[1].weights(y), parts / parts.sum(0))
-
-
 def test_where_two_keys_weigh_the_same() -> None:
     found = BOTH.crossings
     assert found.ndim == 1
@@ -80,33 +72,6 @@ def test_rounding_to_a_type() -> None:
     assert plain.rounded(np.float32) is plain, "all of its coefficients are float32 numbers"
 
 
-MISH = (SharedKey(2.0, 0.0, 1.0, 1.0), SharedKey(1.0, 0.0, 2.0, 2.0), SharedKey(0.0, 0.0, 2.0, 0.0))
-"""y (r^2 + 2 r) / (r^2 + 2 r + 2) with r = e^y."""
-
-
-NEARLY = (SharedKey(0.0, 0.0, 1.0, 0.1), SharedKey(4.0, 0.0, 1.0, 1.0 + 1e-12))
-"""Its last weight is 1 as float32 only."""
-
-
-@pytest.mark.parametrize(
-    ("keys", "dtype", "found"),
-    [
-        (MISH, np.float32, (1.0, (2.0, 2.0), 0.0)),
-        (MISH[::-1], np.float64, (1.0, (2.0, 2.0), 0.0)),
-        # The key with the highest power is the one with multiple and weight 1, on either side.
-        (
-            (SharedKey(0.5, 0.0, 3.0, -1.5), SharedKey(-0.25, 0.0, 1.0, 1.0)),
-            np.float32,
-            (-0.75, (3.0,), -1.5),
-        ),
-        (NEARLY, np.float32, (4.0, (1.0,), float(np.float32(0.1)))),
-        (NEARLY, np.float64, None),
-    ],
-)
-def test_powers_of_one_exponential(keys: tuple[SharedKey, ...], dtype: type, found: object) -> None:
-    assert progression_of(keys, dtype) == found
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -119,5 +84,5 @@ def test_powers_of_one_exponential(keys: tuple[SharedKey, ...], dtype: type, fou
     ],
     ids=["uneven", "last-weight", "last-multiple", "inner-multiple", "offset", "step-rounded"],
 )
-def test_what_is_none(keys: tuple[SharedKey, ...]) -> None:
+def test_what_is_no_progression(keys: tuple[SharedKey, ...]) -> None:
     assert progression_of(keys, np.float32) is None

@@ -1,6 +1,7 @@
 """`rewrite bench`: what is measured on which inputs, what is refused, and what it prints, writes and exits with."""
 
 import json
+import shutil
 from pathlib import Path
 
 import onnx
@@ -14,19 +15,27 @@ from tests.conftest import Ran
 from tests.textmodels import SILU, mlp, text_model
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """a.onnx, b.onnx with heads, other.onnx with other inputs, fails.onnx that loads but does not run; short turns."""
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(benching, "_TURN", 0.0)
-    monkeypatch.setattr(benching, "_PAUSE", 0.0)
-    onnx.save(mlp(SILU), "a.onnx")
-    rewrite("a.onnx", "b.onnx", validate=False)
-    onnx.save(text_model("z = Relu(w)", inputs="float[a, b, 4] w", outputs="float[a, b, 4] z"), "other.onnx")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """a.onnx, b.onnx with heads, other.onnx with other inputs, fails.onnx that loads but does not run."""
+    folder = tmp_path_factory.mktemp("bench")
+    onnx.save(mlp(SILU), folder / "a.onnx")
+    rewrite(folder / "a.onnx", folder / "b.onnx", validate=False)
+    other = text_model("z = Relu(w)", inputs="float[a, b, 4] w", outputs="float[a, b, 4] z")
+    onnx.save(other, folder / "other.onnx")
     fails = """<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[m] y)
         <int64[1] shape = {-7}> { y = Expand(x, shape) }"""
-    onnx.save(parser.parse_model(fails), "fails.onnx")
+    onnx.save(parser.parse_model(fails), folder / "fails.onnx")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same files in a folder to work in; short turns."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
+    monkeypatch.setattr(benching, "_TURN", 0.0)
+    monkeypatch.setattr(benching, "_PAUSE", 0.0)
 
 
 def test_a_measurement() -> None:

@@ -1,6 +1,7 @@
 """`rewriter.validate` and `rewriter.diff`: planted differences are found and their places named, equal pairs pass."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from rewriter.ort.optimised import write_optimised
 from rewriter.proof.rule import Judgement
 from rewriter.proof.values.departure import Departure
 from tests.changes import Change, becomes, change_values, changed, maker, weight
-from tests.committed import FOLDER
 from tests.textmodels import SILU, mlp, text_model
 
 TINY = Shape(layers=2, width=16, hidden=32, heads=2, vocabulary=40, positions=64)
@@ -84,13 +84,6 @@ def departed(found: Comparison) -> Departure:
     assert found.validation.certificate is not None
     assert found.validation.certificate.departure is not None
     return found.validation.certificate.departure
-
-
-def test_a_planted_coefficient_is_refuted(pair: Pair) -> None:
-    found = validate(pair[0], planted(pair[1], shifted("h.1.mlp/heads/key", 1e-3)))
-    assert found.exit_status is ExitStatus.VALIDATION_FAILED
-    assert found.failures[0].startswith("refuted: differs by 4.52e-06 at y = ")
-    assert found.failures[0].endswith("(the activation /h.1/mlp/act/Mul/output)")
 
 
 @pytest.mark.slow
@@ -252,7 +245,7 @@ def test_heads_that_take_so_many_tokens() -> None:
 
 def test_only_inputs_that_the_heads_of_a_network_take_are_tried() -> None:
     """Form whole keeps its longest sequence in the plan of the network; 17 tokens, the usual length, do not run."""
-    model = FOLDER / "silu-decoder.onnx"
+    model = decoder(replace(TINY, layers=1), random_weights())
     found = validate(model, rewrite(model, form="whole", max_tokens=16, validate=False).rewritten)
     assert (found.verdict, found.failures) == ("certified at the sizes tried", ())
     assert any("sequence 16" in case for case in found.validation.cases)

@@ -26,8 +26,6 @@ def test_inputs_as_arrays(inputs: Any) -> None:
     cases = [inputs] if isinstance(inputs, dict) else inputs
     assert len(report.validation.cases) == len(cases)
     assert validate(mlp(SILU), report.rewritten, inputs=inputs)
-    # Only what was given was run: a model that differs elsewhere passes there.
-    assert rewrite(mlp(SILU), inputs=inputs).exit_status is ExitStatus.CONVERTED
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def test_help_names_every_command_in_80_columns() -> None:
 @pytest.mark.parametrize("command", sorted(COMMANDS)[::4])
 def test_model_called_like_a_subcommand(folder: Path, command: str, ran: Ran) -> None:
     (folder / command).write_bytes((folder / "model.onnx").read_bytes())
-    assert ran(0, [f"./{command}", "-o", "out.onnx", "-q"]).out.startswith("PASSED")
+    assert ran(0, [f"./{command}", "-o", "out.onnx", "-q", "--no-validate"]).out.startswith("NOT PROVED  1 block")
 
 
 def test_help_needs_no_heavy_imports() -> None:

@@ -82,7 +82,7 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
 )
 
 
-@pytest.mark.sample(31)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize(("command", "options", "message"), REFUSALS)
 def test_refusals(command: str, options: list[str], message: str, folder: Path, ran: Ran) -> None:
     error = ran(2, [command, str(MODEL), *options]).err

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rewriter.evaluate.arithmetic import draw_prime
 from tests.rewriter.evaluate.single import assert_same_law, in_field, in_floats, single, text_model
 
 MICROSOFT, OF_OLD = {"domain": "com.microsoft", "without": "onnx"}, {"opset": 6, "without": "float64"}
@@ -162,3 +163,8 @@ def test_other_functions_differ(one: str, other: str) -> None:
     feeds = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32), "w": np.zeros(4, np.float32)}
     left, right = (in_field(law(each), feeds, snaps=True)[0] for each in (one, other))
     assert (left != right).any()
+
+
+def test_small_primes_have_roots_modulo_the_prime_that_is_drawn() -> None:
+    for p in (draw_prime() for _ in range(10)):
+        assert [root for q in (2, 3, 5, 7, 11, 13, 17, 19, 23) if (root := pow(q, p // 2, p)) != 1] == []

@@ -98,7 +98,7 @@ def named(chosen: Any) -> str:
     return "-".join(f"{key}={each}" for key, each in chosen.items()) if isinstance(chosen, dict) else ""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("chosen", [
     *({"activation_type": name, "k": k, "normalize_routing_weights": n, "bias": bool(n)}
       for name in ("relu", "gelu", "silu") for k, n in ((1, 0), (2, 1))),

@@ -125,7 +125,7 @@ WRONG: tuple[tuple[str, str, Any], ...] = (
 )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("form", "what", "change"), WRONG)
 def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, change)

@@ -100,21 +100,6 @@ def test_what_has_no_float64_form_is_refused(body: str, reason: str) -> None:
         run(parse("(float[2] x) => (float[2] y)", body, 17, FUNCTION), x=X[0, 0, :2])
 
 
-@pytest.mark.parametrize("condition", [True, False])
-def test_control_flow(condition: bool) -> None:
-    body = (
-        "k = Constant<value_float = 0.1>() h = Mul(x, k) y = If (c) "
-        "<then_branch = t () => (float p) { w = Constant<value_float = 0.1>() p = Add(h, w) }, "
-        "else_branch = e () => (float r) { r = Cast<to = 1>(h) }>"
-    )
-    model = parse("(float[2] x, bool c) => (float[2] y)", body, 17)
-    tenth = float(np.float32(0.1))
-    x = np.array([1, 3], np.float32)
-    np.testing.assert_array_equal(
-        run(model, x=x, c=np.array(condition)), x.astype(float) * tenth + (tenth if condition else 0.0)
-    )
-
-
 @pytest.mark.parametrize("holder", ["initializer", "attribute"])
 def test_external_data(holder: str, tmp_path: Path) -> None:
     constant = "w = Constant<value = float[4] {0, 1, 2, 3}>() " if holder == "attribute" else ""
