@@ -19,7 +19,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head, by_member
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import InputsOrText
@@ -102,7 +102,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         run.start(place + 1, reads.needed)
         values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
         t, column = _at(query, len(values)), slice(number, number + 1)
-        written, weight = _written(run, place, by_member), affine.weight()[:, column]
+        written, weight = _written(run, place, None), affine.weight([number])
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
@@ -154,7 +154,8 @@ class ScoreTerms(Reads):
         self._turning = {side: f"{side.lower()}_normed" if each.norm else side.lower() for side, each in sides.items()}
         self._rotations = cache(self.rotation_at)
         self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
-        self._weights = cache(lambda part: run.index[f"{name}.{part}"])
+        # [D, heads, K] and [heads, K], of which some heads are read in one copy
+        self._weights = cache(lambda part: np.ascontiguousarray(run.index[f"{name}.{part}"].swapaxes(0, -2)))
         self.needed |= {own.product, *self._operands}
         for part in ("pattern", "attn_scores", "q", "k", *self._turning.values()):
             self.needed |= {*run.hooks[f"{name}.hook_{part}"].tensors}
@@ -176,14 +177,17 @@ class ScoreTerms(Reads):
         if side == "K" and self.cross:
             parts: Parts = {f"{self._name}.other_sequence": given[None]}
         else:
-            weight, bias = (self._weights(f"{part}_{side}")[heads] for part in "Wb")
-            flat = weight.swapaxes(0, 1).reshape(weight.shape[1], -1)
+            weight, bias = (self._weights(f"{part}_{side}")[..., heads, :] for part in "Wb")
+            flat = weight.reshape(len(weight), -1)
             found = self.parts(written, side, token, flat, bias.reshape(-1), f"b_{side}")
             parts = {source: part.reshape(len(part), *given.shape) for source, part in found.items()}
             parts = self._normed(parts, side, token, heads) if self._turning[side] != side.lower() else parts
         turned = self._rotations(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
-        return {source: part @ turned for source, part in parts.items()}
+        made = np.concatenate([*parts.values()])
+        made = (made.reshape(-1, len(turned)) @ turned).reshape(made.shape)  # one product
+        ends = np.cumsum([len(part) for part in parts.values()])
+        return dict(zip(parts, np.split(made, ends[:-1]), strict=True))
 
     def _normed(self, parts: Parts, side: str, token: int, heads: Sequence[int]) -> Parts:
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))
