@@ -97,7 +97,6 @@ def test_the_command_scores_what_a_model_is_rewritten_to(asked: Any, tmp_path: P
     done = CliRunner().invoke(circuits.main, [*arguments, *few])
     assert done.exit_code == 0, done.output
     assert "RelP, gates free" in done.output
-    first, second = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert (first["seed"], second["seed"], "rewritten" in second) == (0, 1, False)
-    assert set(first["rewritten"]) == {"local", "compact", "whole"}
-    assert max(max(each.values()) for each in first["rewritten"].values()) < 1e-6
+    for seed, row in enumerate(json.loads((tmp_path / "rows.json").read_text())["rows"]):
+        assert (row["seed"], [*row["rewritten"]]) == (seed, ["local", "compact", "whole"])
+        assert max(max(each.values()) for each in row["rewritten"].values()) < 1e-6
