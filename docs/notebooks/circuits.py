@@ -475,7 +475,7 @@ def main(
     json_path: Path,
 ) -> None:
     """Measure which scores find the circuits of standard questions."""
-    rows = []
+    rows = list[dict[str, Any]]()
     try:
         for path in models:
             beside = (path.with_name(name) for name in (f"{path.stem}-tokenizer.json", "tokenizer.json"))
@@ -486,7 +486,7 @@ def main(
             for question in (each for each in subject.questions if not questions or each in questions):
                 for seed in range(seeds):
                     click.echo(f"{path.name}: {question}, seed {seed}", err=True)
-                    named = {"model": path.stem, "question": question, "seed": seed}
+                    named: dict[str, Any] = {"model": path.stem, "question": question, "seed": seed}
                     rows.append(named if forms_only else answer(subject, question, seed, count, neurons))
                 for form in forms:
                     click.echo(f"{path.name}: {question}, form {form}", err=True)

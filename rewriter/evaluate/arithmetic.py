@@ -43,7 +43,6 @@ _FEW = 32
 """Numbers that are inverted one by one."""
 _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 """Entries of the smallest weight whose products are remembered, and of all these products."""
-_MAX_WIDENED = 2**21  # entries of a weight, at once
 FARTHEST, UNREACHED = 2.0**59, 1e15
 """Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
 the same where constants are read as the numbers they are rounded from."""
@@ -680,12 +679,7 @@ class Floats:
         return Value(x.astype(np.float64, copy=False), whole=x.dtype.kind in "biu")
 
     def matmul(self, a: Any, b: Any) -> Array:
-        a, step = self.lift(a).entries, max(1, _MAX_WIDENED // max(b.shape[-2], 1))
-        if isinstance(b, Value) or b.ndim > 2 or b.shape[1] <= step:
-            return np.asarray(np.matmul(a, self.lift(b).entries))
-        # A large weight is widened part by part.
-        parts = (b[:, start : start + step] for start in range(0, b.shape[1], step))
-        return np.concatenate([np.matmul(a, self.lift(part).entries) for part in parts], axis=-1)
+        return np.asarray(np.matmul(self.lift(a).entries, self.lift(b).entries))
 
     def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array:
         return np.asarray(a.sum(axis=axes, keepdims=keepdims))

@@ -7,9 +7,8 @@ activations, original heads by the same measure as far as their patterns fit, an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import InputsOrText, Text, cases_of, hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.why import ScoreTerms, Why, listed, scores_of
+from rewriter.interpret.why import ScoreTerms, scores_of
 from rewriter.proof.inputs.cases import Case
 
 MAX_TOKENS = 64  # of the sequence, on the page
@@ -204,33 +203,18 @@ def _explained(
             name, place = heads[head]
             asked.setdefault(name, []).append((chosen[name][place], window[query], window[key]))
     for name, places in asked.items():
-        for number, why in _whys(scores[name], written, run.index, name, places):
-            terms = [
-                [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
-                for *words, value in why.top(_SCORE_TERMS)
-            ]
-            tokens = why.query - window.start, (why.key or 0) - window.start
-            row = [*tokens, _rounded(why.total), _rounded(why.added), terms]
-            rows.setdefault(f"{name}.{number}", []).append(row)
+        explained = scores[name].whys(written, places)
+        for number, *tokens in places:
+            with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
+                why = explained(number, *tokens)
+                terms = [
+                    [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
+                    for *words, value in why.top(_SCORE_TERMS)
+                ]
+                shown = (token - window.start for token in tokens)
+                row = [*shown, _rounded(why.total), _rounded(why.added), terms]
+                rows.setdefault(f"{name}.{number}", []).append(row)
     return list(names), rows
-
-
-def _whys(
-    scores: ScoreTerms, written: Written, index: HeadIndex, name: str, own: Sequence[tuple[int, int, int]]
-) -> Iterator[tuple[int, Why]]:
-    """The scores of a sublayer's heads as sums; `own` are numbers of heads, each with a query and a key."""
-
-    @cache
-    def side(kind: str, token: int) -> tuple[tuple[str, ...], Mapping[int, Array]]:
-        heads = sorted({row[0] for row in own if row["HQK".index(kind)] == token})
-        words, flat = listed(index, name, scores.side(written, kind, token, heads))
-        return words, dict(zip(heads, flat.reshape(len(words), len(heads), -1).swapaxes(0, 1), strict=True))
-
-    for head, query, key in own:
-        with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
-            (asked, first), (told, second) = side("Q", query), side("K", key)
-            table = first[head] @ second[head].T
-            yield head, Why("", query, key, *scores.at(head, query, key), asked, told, table)
 
 
 def _notes(

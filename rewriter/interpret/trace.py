@@ -164,7 +164,7 @@ class _Small(Evaluator):
 class Tracer:
     """Follows tensors of one main graph."""
 
-    def __init__(self, source: LoadedModel, model: onnx.ModelProto, view: GraphView, *bodies: GraphView) -> None:
+    def __init__(self, source: LoadedModel, model: onnx.ModelProto, view: GraphView) -> None:
         """`model` is that of `source` with operators expanded, and `view` its main graph."""
         self.view, self.constants = view, Constants(view)
         self._source, self._model = source, replace(source, proto=model)
@@ -178,8 +178,7 @@ class Tracer:
             if each is not None and self.widths.get(name):
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
-        self._case, self._known = cache(self._evaluated), cache(lambda: frozenset(self._case(0).values))
-        self.maker = cache(lambda: Maker(source.proto, views=(view, *bodies) if model is source.proto else ()))
+        self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto))
         self._alike: dict[tuple[Any, ...], Array] = {}  # values by the nodes that compute them, in any layer
 
     def _evaluated(self, number: int) -> _Small:
@@ -277,7 +276,7 @@ class Tracer:
     def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
         """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
         case = self._case(0)
-        known = self._known().difference(path)
+        known = frozenset(case.values).difference(path)
         part = upstream(self._light, known.union(self.widths, probes[0]) - {tensor}, [tensor])
         program = cache(self._program)
         for number, probe in enumerate(probes):
