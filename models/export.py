@@ -6,6 +6,7 @@ for the same seed; on an error no file is left. Importing this module does not n
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import onnx
 from models.entry import DEFAULT_OPSETS, Dtype, Entry, Exporter
 from models.registry import COMMITTED, get
 from rewriter.errors import UsageError
+from rewriter.files.atomic import write_text
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ def export_model(
     """Build, calibrate, export, clean, check and save one model.
 
     Weights above 1.8 GB go to `output` + `.data`, beside the file. Both are written to a temporary folder first.
-    Trained weights come with `tokenizer.json`, beside the file too.
+    Trained weights come with `tokenizer.json`, beside the file too; another one there is left as it is.
 
     Raises:
-        UsageError: An option is not supported, or a package is missing.
+        UsageError: An option is not supported, a package is missing, or a `tokenizer.json` would be overwritten.
         ValidationError: The exported file does not compute what PyTorch does; no file is left.
     """
     entry.config(size)
@@ -55,11 +57,15 @@ def export_model(
     from models.build import build, tokenizer
     from models.trace import quiet
 
+    beside = output.with_name("tokenizer.json")
+    text = tokenizer(entry) if entry.package else ""
+    if text and os.path.lexists(beside) and not (beside.is_file() and beside.read_bytes() == text.encode()):
+        raise UsageError(f"{beside} is another model's, and would be overwritten; choose an output in another folder")
     with quiet():
         module = build(entry, size, dtype, seed)
     done = export_module(module, entry, output, size=size, exporter=exporter, opset=opset, dtype=dtype)
-    if entry.package:
-        output.with_name("tokenizer.json").write_text(tokenizer(entry), encoding="utf-8")
+    if text and not beside.exists():
+        write_text(beside, text)
     return done
 
 

@@ -110,11 +110,11 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     folder = folder / "exports"
-    folder.mkdir(exist_ok=True)
 
     def exported(name: str, exporter: Exporter, dtype: Dtype = "fp32") -> Path:
-        path = folder / f"{name}-{exporter}-{dtype}.onnx"
+        path = folder / name / f"{name}-{exporter}-{dtype}.onnx"  # trained weights come with their tokenizer.json
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             entry = get(name)
             done = export_model(entry, path, size=entry.default_size, exporter=exporter, dtype=dtype)
             assert done.opset == DEFAULT_OPSETS[exporter]

@@ -26,7 +26,7 @@ Any ONNX file of a decoder like GPT-2 or Llama or an encoder like BERT can be as
 (`--tokenizer`). Needs PyTorch for gradients: the network is built again (`docs.notebooks.replica`), and compared with
 the file first. The scores of `attribute` are those of the held network in PyTorch, which are compared with `attribute`
 itself on one prompt, of an encoder for the difference of two entries of the last token. With `--form`, models are
-rewritten and scored again.
+rewritten and scored again, on every seed; with `--forms-only` that is all that is measured.
 """
 
 from __future__ import annotations
@@ -292,8 +292,8 @@ def attributed(subject: Subject, batch: Batch) -> Array:
     return np.asarray(total / len(batch.last[:_ATTRIBUTED]))
 
 
-def scores(subject: Subject, batch: Batch, seed: int) -> tuple[dict[str, Array], float]:
-    """(method to [nodes], how far `attribute` and the replica with everything held differ)."""
+def scores(subject: Subject, batch: Batch, seed: int) -> tuple[dict[str, Array], float, Array]:
+    """(method to [nodes], how far `attribute` and the replica with everything held differ, what `attribute` gives)."""
     with torch.no_grad():
         other = subject.replica.run(batch.changed)[1]
 
@@ -328,7 +328,7 @@ def scores(subject: Subject, batch: Batch, seed: int) -> tuple[dict[str, Array],
         if rule not in RULES:
             held = ("norms", "patterns", rule)
             made |= {f"attribute{rule}": products(batch, held), f"RelP{rule}": differences(held)}
-    return made, float(np.abs(ours - again).max() / np.abs(ours).max())
+    return made, float(np.abs(ours - again).max() / np.abs(ours).max()), ours
 
 
 def areas(subject: Subject, batch: Batch, found: Array) -> dict[str, Any]:
@@ -351,22 +351,21 @@ def areas(subject: Subject, batch: Batch, found: Array) -> dict[str, Any]:
     }
 
 
-def rewritten(subject: Subject, question: str, seed: int, count: int, form: str) -> dict[str, float]:
-    """Method to how far scores are off in what the model is rewritten to, relative to the largest."""
+def rewritten(subject: Subject, question: str, seeds: int, count: int, form: str) -> list[dict[str, float]]:
+    """For each seed, method to how far scores are off in what the model is rewritten to, relative to the largest."""
     with tempfile.TemporaryDirectory(prefix="attnonly-circuits-") as folder:
         sizes: dict[str, Any] = {"max_tokens": _LONGEST} if form == "whole" else {}
         path = Path(folder) / subject.path.name
         rewrite(subject.path, path, form=form, validate=False, **sizes)
-        other = Subject(path, subject.tokenizer)
-        pair = [
-            (each, each.prompts(subject.questions[question], count, np.random.default_rng(seed)))
-            for each in (subject, other)
-        ]
-        (ours, _), (theirs, beside) = (scores(*each, seed) for each in pair)
-        effects = [attributed(each, batch.first(_ATTRIBUTED)) for each, batch in pair]
-    off = {name: float(np.abs(theirs[name] - own).max() / np.abs(own).max()) for name, own in ours.items()}
-    ran = float(np.abs(effects[1] - effects[0]).max() / np.abs(effects[0]).max())
-    return {**off, "attribute itself": ran, "attribute beside replica": beside}
+        pair, found = (subject, Subject(path, subject.tokenizer)), list[dict[str, float]]()
+        for seed in range(seeds):
+            ask = subject.questions[question]
+            batches = [each.prompts(ask, count, np.random.default_rng(seed)) for each in pair]
+            (ours, _, run), (theirs, beside, again) = map(scores, pair, batches, (seed, seed))
+            ours, theirs = {**ours, "attribute itself": run}, {**theirs, "attribute itself": again}
+            off = {name: float(np.abs(theirs[name] - own).max() / np.abs(own).max()) for name, own in ours.items()}
+            found.append({**off, "attribute beside replica": beside})
+    return found
 
 
 def answer(subject: Subject, question: str, seed: int, count: int, neurons: int) -> dict[str, Any]:
@@ -376,7 +375,7 @@ def answer(subject: Subject, question: str, seed: int, count: int, neurons: int)
         subject.prompts(subject.questions[question], each, generator) for each in (count, count, _ASKED)
     )
     off = subject.off(batch)
-    ways, differ = scores(subject, batch, seed)
+    ways, differ, _ = scores(subject, batch, seed)
     chosen = subject.is_head.copy()
     others = np.flatnonzero(~subject.is_head)
     chosen[others if len(others) <= neurons else generator.choice(others, neurons, replace=False)] = True
@@ -432,6 +431,20 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[
         yield f"{model}, {question}: right in {right:.0%} of prompts", lines
 
 
+def tables_of_forms(
+    rows: Sequence[Mapping[str, Any]], forms: Sequence[str]
+) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """For each model its title and lines: the mean over questions and seeds, and the largest."""
+    for model in dict.fromkeys(row["model"] for row in rows if forms):
+        own = [row["rewritten"] for row in rows if row["model"] == model]
+        lines = []
+        for name in own[0][forms[0]]:
+            made = np.array([[found[form][name] for form in forms] for found in own])
+            pairs = zip(made.mean(axis=0), made.max(axis=0), strict=True)
+            lines.append((name, *(f"{mean:.1e}, at most {largest:.1e}" for mean, largest in pairs)))
+        yield f"{model}, rewritten", lines
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(
@@ -446,7 +459,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[
 @click.option("--prompts", "count", type=click.IntRange(min=2), default=16, help="To score; as many to measure.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--neurons", type=click.IntRange(min=2), default=2048, help="The most that are patched alone.")
-@click.option("--form", "forms", multiple=True, help="Also score what models are rewritten to, on one seed.")
+@click.option("--form", "forms", multiple=True, help="Also score what models are rewritten to.")
+@click.option("--forms-only", is_flag=True, help="Measure only how far those scores are off.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=RESULTS / "interpret.json")
 def main(
     models: tuple[Path, ...],
@@ -457,10 +471,11 @@ def main(
     seeds: int,
     neurons: int,
     forms: tuple[str, ...],
+    forms_only: bool,
     json_path: Path,
 ) -> None:
     """Measure which scores find the circuits of standard questions."""
-    rows = []
+    rows = list[dict[str, Any]]()
     try:
         for path in models:
             beside = (path.with_name(name) for name in (f"{path.stem}-tokenizer.json", "tokenizer.json"))
@@ -471,16 +486,19 @@ def main(
             for question in (each for each in subject.questions if not questions or each in questions):
                 for seed in range(seeds):
                     click.echo(f"{path.name}: {question}, seed {seed}", err=True)
-                    rows.append(answer(subject, question, seed, count, neurons))
-                    for form in forms if seed == 0 else ():
-                        off = rewritten(subject, question, seed, count, form)
-                        rows[-1].setdefault("rewritten", {})[form] = off
-                        click.echo(f"{form}: scores are off by {max(off.values()):.0e} at most", err=True)
+                    named: dict[str, Any] = {"model": path.stem, "question": question, "seed": seed}
+                    rows.append(named if forms_only else answer(subject, question, seed, count, neurons))
+                for form in forms:
+                    click.echo(f"{path.name}: {question}, form {form}", err=True)
+                    for row, off in zip(rows[-seeds:], rewritten(subject, question, seeds, count, form), strict=True):
+                        row.setdefault("rewritten", {})[form] = off
     except RewriteError as error:
         raise click.ClickException(str(error)) from error
     write_json(json_path, "interpret", {"prompts": count, "sizes": SIZES, "points": _POINTS}, rows)
-    for title, lines in tables(rows):
+    for title, lines in () if forms_only else tables(rows):
         print_table(title, ("correlation with activation patching of", *COLUMNS), lines)
+    for title, lines in tables_of_forms(rows, forms):
+        print_table(title, ("scores, off by of the largest", *forms), lines)
 
 
 if __name__ == "__main__":

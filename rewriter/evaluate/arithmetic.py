@@ -689,7 +689,7 @@ class Floats:
         if isinstance(x, Value):
             return x
         x = np.asarray(x)
-        return Value(x.astype(np.float64), whole=x.dtype.kind in "biu")
+        return Value(x.astype(np.float64, copy=False), whole=x.dtype.kind in "biu")
 
     def matmul(self, a: Any, b: Any) -> Array:
         return np.asarray(np.matmul(self.lift(a).entries, self.lift(b).entries))

@@ -36,6 +36,7 @@ from rewriter.evaluate.arithmetic import (
     keep_digest,
     multiply,
 )
+from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
 from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, is_random, row, tuple_of
@@ -53,6 +54,7 @@ _OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """Exceptions raised while evaluating an invalid node."""
 _SHAPES = {"Shape", "Size"}
+_LAID_OUT = PARTS | REARRANGED - CASTS
 _PARTS_OPSET = 13  # nodes that define an operator are of this opset, or a later one
 _SMALL_WEIGHT = 64
 _MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
@@ -439,6 +441,8 @@ class Evaluator:
         found = row(key_of(node)[0], kind)
         floats = any(is_float(each) for each in operands)
         if self.in_reals and found is not None and isinstance(self.arithmetic, Floats):
+            if floats and kind in _LAID_OUT:  # entries are widened by the operators that compute with them
+                return found(call, *operands)
             if floats:  # and no data: what they make may decide a shape
                 made = found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
                 return tuple(_numbers(each) for each in tuple_of(made))

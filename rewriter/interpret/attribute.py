@@ -88,7 +88,7 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
             paths[name] = np.asarray(stage.between.constant(before))
     paths["embed"] = (linear.gradients[0][0] * linear.start).sum(axis=-1)
     token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    written = Written(linear.stages, {"embed": linear.start}, by_member)
+    written = Written(linear.stages, {"embed": linear.start}, None)
     for name, given in written.along(len(linear.stages), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     capped = run.chain.logits != run.index.view.outputs[0]
@@ -112,6 +112,12 @@ class Step:
         """The gradients inside, of a gradient [T, D] at the stream with the sublayer's output."""
         at = (self._at_output(gradient) @ self.weight().T).reshape(self.written.shape)
         return at, np.zeros_like(gradient) if self.norm is None else self._at_norm(at)
+
+    def parts(self, token: int, rows: Array) -> Array:
+        """What each head and neuron writes at a token along rows [R, D] at the stream, [members, R]."""
+        inner = rows if self.after is None else self.after.back_at(token, rows)
+        at = (inner @ self.weight().T).reshape(len(rows), *self.written.shape[1:])
+        return np.asarray((at * self.written[token]).sum(axis=-1).T)
 
     def _at_output(self, gradient: Array) -> Array:
         return gradient if self.after is None else self.after.back(gradient)
@@ -206,34 +212,40 @@ class Written:
 
     stages: Sequence[FrozenStage]  # first to last; the `between` of a further one applies to what reads the last
     start: Mapping[str, Array]  # the beginning of the stream, [T, D] each
-    # what a sublayer's members write at a token along rows [R, D], [members, R]
-    read: Callable[[str, Step, int, Array], Array]
+    # what a sublayer's members write at a token, [members, D]; None for each head and neuron, which are not kept
+    vectors: Callable[[str, Step, int], Array] | None
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """(source, parts [members, R]) of all terms of the stream that stage `before` reads along rows [R, D]."""
+        waiting = dict[str, Array]()  # vectors for one product
+
+        def read() -> Iterator[tuple[str, Array]]:
+            ends = np.cumsum([len(each) for each in waiting.values()])
+            yield from zip(waiting, np.split(np.concatenate([*waiting.values()]) @ rows.T, ends[:-1]), strict=True)
+            waiting.clear()
+
         for place in range(before, 0, -1):
             between = self.stages[place].between if place < len(self.stages) else None
             earlier = self.stages[place - 1].steps
             if between is not None:
-                yield f"{next(iter(earlier))}.after.ln.b", (rows @ between.bias)[None]
+                waiting[f"{next(iter(earlier))}.after.ln.b"] = between.bias[None]
+                yield from read()
                 rows = between.back_at(token, rows)
             for name, step in earlier.items():
-                inner = rows if step.after is None else step.after.back_at(token, rows)
-                yield name, self.read(name, step, token, inner)
-                yield f"{name}.b_O", (inner @ step.bias)[None]
+                own = {f"{name}.b_O": step.bias[None]}
+                if self.vectors is None:
+                    yield name, step.parts(token, rows)
+                else:
+                    own = {name: self.vectors(name, step, token), **own}
                 if step.after is not None:
-                    yield f"{name}.after.ln.b", (rows @ step.after.bias)[None]
-        for name, array in self.start.items():
-            yield name, (rows @ array[token])[None]
+                    own = {source: step.after.linear_at(token, each) for source, each in own.items()}
+                    own[f"{name}.after.ln.b"] = step.after.bias[None]
+                waiting |= own
+        waiting |= {name: array[None, token] for name, array in self.start.items()}
+        yield from read()
 
 
-def by_member(_: str, step: Step, token: int, rows: Array) -> Array:
-    """What each head and neuron writes."""
-    at = (rows @ step.weight().T).reshape(len(rows), *step.written.shape[1:])
-    return np.asarray((at * step.written[token]).sum(axis=-1).T)
-
-
-def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int, Array], Array]:
+def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int], Array]:
     """What heads write at some tokens, a sublayer's neurons as one."""
 
     @cache  # weights are read once
@@ -244,7 +256,7 @@ def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int, Array], Array]:
         made = own @ step.weight().reshape(len(own), own.shape[-1], -1)
         return dict(zip(tokens, made.swapaxes(0, 1), strict=True))
 
-    return lambda _, step, token, rows: np.asarray(all_of(step)[token] @ rows.T)
+    return lambda _, step, token: all_of(step)[token]
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +280,7 @@ class FrozenRun:
 
     def __init__(self, model: Source | HeadIndex, inputs: InputsOrText | GivenCases) -> None:
         self.index = index = model.wide() if isinstance(model, HeadIndex) else heads(model, wide=True)
-        self.given = cases_of(index.proto, inputs)
+        self.given = cases_of(index, inputs)
         self.case = self.given.only
         self.words = next(iter(self.given.spelled), ())
         self._output = index.view.outputs[0]
@@ -358,7 +370,7 @@ class FrozenRun:
         else:
             affine = AffineMap(chain.unembedding, self.index.value_of)
             constants["unembed.b"] = np.asarray(float(affine.bias()[chosen] @ signs))
-            direction = affine.weight()[:, chosen] @ signs * chain.factor
+            direction = affine.weight(chosen) @ signs * chain.factor
         start, end = self.stream(chain.stages[0].before), self.freeze(chain.norm, chain.stages[-1].after, self._output)
         token = (position if chain.token is None else chain.token) % len(start)
         read = np.zeros((len(start), len(direction)))

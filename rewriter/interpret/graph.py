@@ -296,7 +296,7 @@ class _Edges:
         self._written = Written(
             linear.stages,
             {"embed": linear.start},
-            lambda name, _, token, rows: members[name].vectors[members[name].at(token)] @ rows.T,
+            lambda name, _, token: members[name].vectors[members[name].at(token)],
         )
         self._known = {("embed", token): token for token in range(len(linear.start))}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import translate
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -39,7 +39,7 @@ from rewriter.interpret.original import Attention, HeadColumns, find_attention, 
 from rewriter.interpret.stream import Chain, Embedding, chain_to, embedded, norm_apart, positions_of, without_bias_rows
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_before, noting
-from rewriter.proof.inputs.specs import Inputs
+from rewriter.proof.inputs.cases import Maker
 from rewriter.text import quoted
 
 METADATA = "__metadata__"  # key of the description of the arrays, as JSON
@@ -66,16 +66,15 @@ class AffineMap:
     value_of: ValueOf
     norm: Norm | None = None
 
-    def weight(self) -> Array:
-        """W, [in, out]."""
+    def weight(self, columns: Sequence[int] | None = None) -> Array:
+        """W, [in, out], or some of its columns; a negative one counts from the end."""
         scale = self.value_of(self.norm.scale).reshape(-1, 1) if self.norm is not None and self.norm.scale else None
-        return self._plain() if scale is None else scale * self._plain()
+        return self._plain(columns) if scale is None else scale * self._plain(columns)
 
     def bias(self) -> Array:
         """b, [out]."""
         biases = self.projection.biases
-        like = self.value_of(biases[0].name) if biases else self._plain()
-        total = np.zeros(self.projection.out_features, like.dtype)
+        total = np.zeros(self.projection.out_features, self.value_of(biases[0].name).dtype if biases else np.float64)
         for vector in biases:
             held = self.value_of(vector.name).reshape(-1)
             total = total + (held if vector.size == 1 else held[vector.start : vector.stop])
@@ -83,10 +82,12 @@ class AffineMap:
             total = total + self.value_of(self.norm.bias).reshape(-1) @ self._plain()
         return total
 
-    def _plain(self) -> Array:
-        held = self.value_of(self.projection.weight)
+    def _plain(self, columns: Sequence[int] | None = None) -> Array:
+        own = self.projection
+        part = slice(own.start, own.stop) if columns is None else own.start + np.asarray(columns) % own.out_features
+        held = self.value_of(own.weight, (..., part, slice(None)) if own.transposed else (..., part))
         held = held.reshape(held.shape[-2:])
-        return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
+        return held.T if own.transposed else held
 
 
 def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
@@ -109,6 +110,7 @@ class HeadIndex(Mapping[str, Array]):
     value_of: ValueOf  # reads constants of the graph; raises LostError
     folded: Callable[[str], Norm | None]
     wide: Callable[[], HeadIndex]  # the same in float64, without folding
+    maker: Callable[[], Maker]  # of inputs; raises UsageError
     stream: tuple[int, int] | None = None  # in form `whole`: the stream's bias tokens, and its tokens at the most
 
     def __getitem__(self, name: str) -> Array:
@@ -126,11 +128,6 @@ class HeadIndex(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self.tensors)
-
-    @cached_property
-    def inputs(self) -> Inputs:
-        """What the model's inputs are. Raises UsageError."""
-        return Inputs(self.proto)
 
     @property
     def attention(self) -> tuple[Named, ...]:
@@ -215,8 +212,8 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
                 tensors |= dict(builder.ends(chain_to(view, kept, output.name)))
                 break
         missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
-        shared = source, plan.model, runs, view, tensors, builder.value, builder.folded, made, plan.recognised.stream
-        return HeadIndex(kept, missed, *shared)
+        shared = source, plan.model, runs, view, tensors, builder.value, builder.folded, made, tracer.maker
+        return HeadIndex(kept, missed, *shared, plan.recognised.stream)
 
     return made(fold_ln=fold_ln, wide=wide)
 

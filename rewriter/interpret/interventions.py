@@ -111,7 +111,7 @@ def written_by(named: Named) -> str:
 
 def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> dict[str, Array]:
     totals: dict[str, Array] = {}
-    for case in cases_of(index.proto, inputs).cases:
+    for case in cases_of(index, inputs).cases:
         for tensor, array in values_of(index, case, tensors).items():
             flat = array.reshape(-1, array.shape[-1])
             totals[tensor] = totals.get(tensor, 0.0) + np.append(flat.sum(axis=0, dtype=np.float64), len(flat))
@@ -119,7 +119,7 @@ def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> di
 
 
 def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: InputsOrText) -> onnx.ModelProto:
-    values = values_of(index, cases_of(index.proto, inputs).only, [tensor for tensor, _ in places])
+    values = values_of(index, cases_of(index, inputs).only, [tensor for tensor, _ in places])
     made = []
     for tensor, where in places:
         array = values[tensor]
@@ -216,7 +216,7 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
             told = f"{kinds.get(name, 'missing')} in one and {others.get(name, 'missing')} in the other"
             raise UsageError(f"the models do not have the same heads: {name} is {told}")
     pairs = list(zip(index.sublayers, changed.sublayers, strict=True))
-    case, other_case = (cases_of(each.proto, inputs).only for each in (index, changed))
+    case, other_case = (cases_of(each, inputs).only for each in (index, changed))
     results = {two.name: written(changed, two).data for _, two in pairs}
     sides = [side for one, two in pairs for side in zip(read(index, one), read(changed, two), strict=True)]
     names = [*(side.data for _, side in sides), *(written_by(two) for _, two in pairs), *results.values()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import InputsOrText, Text, cases_of, hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.why import ScoreTerms, Why, listed, scores_of
+from rewriter.interpret.why import ScoreTerms, scores_of
 from rewriter.proof.inputs.cases import Case
 
 MAX_TOKENS = 64  # of the sequence, on the page
@@ -57,7 +56,7 @@ def head_pictures(
     index = indexed(model)
     if not index.sublayers:
         raise UsageError("no heads were found: there is nothing to show")
-    given = cases_of(index.proto, inputs)
+    given = cases_of(index, inputs)
     patterns, activations = _recorded(index, given.only)
     tokens = max(len(each) for each in activations.values())
     ids = given.token_ids(tokens)
@@ -192,33 +191,29 @@ def _explained(
     """
     window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
-    names, rows = dict[str, int](), dict[str, list[list[Any]]]()
+    names, rows, asked = dict[str, int](), dict[str, list[list[Any]]](), dict[str, list[tuple[int, int, int]]]()
     written = Written(linear.stages, run.beginning, by_head(window))
-
-    @cache
-    def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:
-        words, flat = listed(run.index, name, scores[name].side(written, kind, token, chosen[name]))
-        return words, flat.reshape(len(words), len(chosen[name]), -1)
-
     # Keys of another sequence are one source.
     heads = [(name, place) for name, each in scores.items() if not each.cross for place in range(len(chosen[name]))]
     factors = np.where(np.array(window) == 0, _SINK_FACTOR, 1.0)
     weights = np.array([scores[name].pattern[chosen[name][place], own, own] * factors for name, place in heads])
     for largest in np.argsort(-weights, axis=None, kind="stable")[:_MAX_SCORES].tolist():
         head, query, key = (int(each) for each in np.unravel_index(largest, weights.shape))
-        (name, place), tokens = heads[head], (window[query], window[key])
-        if not weights[head, query, key]:
-            break
-        with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
-            (asked, first), (told, second) = (side(name, *each) for each in zip("QK", tokens, strict=True))
-            score = scores[name].at(chosen[name][place], *tokens)
-            why = Why("", *tokens, *score, asked, told, first[:, place] @ second[:, place].T)
-            terms = [
-                [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
-                for *words, value in why.top(_SCORE_TERMS)
-            ]
-            row = [query, key, _rounded(why.total), _rounded(why.added), terms]
-            rows.setdefault(f"{name}.{chosen[name][place]}", []).append(row)
+        if weights[head, query, key]:
+            name, place = heads[head]
+            asked.setdefault(name, []).append((chosen[name][place], window[query], window[key]))
+    for name, places in asked.items():
+        explained = scores[name].whys(written, places)
+        for number, *tokens in places:
+            with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
+                why = explained(number, *tokens)
+                terms = [
+                    [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
+                    for *words, value in why.top(_SCORE_TERMS)
+                ]
+                shown = (token - window.start for token in tokens)
+                row = [*shown, _rounded(why.total), _rounded(why.added), terms]
+                rows.setdefault(f"{name}.{number}", []).append(row)
     return list(names), rows
 
 

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ KINDS = "QKV"  # read by queries, keys, values
 _MAX_PRODUCT_ENTRIES = 2**20  # of a product, which the processor's cache then holds
 _MAX_READ_ENTRIES = 2**27  # of readers in memory: writers are computed once for all of these
 _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
+_HEADS_AT_ONCE, _MAX_SCORED_ENTRIES = 2**10, 2**22  # for which a table of embeddings is read once
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,16 +341,24 @@ def head_tokens(
             missing["reads"] = str(error)
             return None
 
-    rows: list[TokenScores] = []
-    for named, chosen in chosen_heads(index, names) if index.sublayers else ():
-        sides = list[list[TokenScores]]()
-        for side, (data, vectors, shares) in directions(index, named).items():
-            table = table_of(side, data, vectors.shape[1])
-            if table is not None:
-                scored = zip(chosen, _scored(vectors[chosen], table, top), strict=True)
-                sides.append([TokenScores(named.members[n], side, float(shares[n]), *row) for n, row in scored])
-        rows += [row for of_head in zip(*sides, strict=True) for row in of_head]
-    return HeadTokens(tuple(rows), missing, told)
+    wanted = chosen_heads(index, names) if index.sublayers else []
+    groups = np.cumsum([len(chosen) for _, chosen in wanted]) // _HEADS_AT_ONCE
+    rows: dict[str, list[TokenScores]] = {}
+    for _, group in groupby(zip(groups.tolist(), wanted, strict=True), itemgetter(0)):
+        blocks = list[tuple[list[tuple[str, str, float]], Array, Array]]()  # (head, side, share), vectors, table
+        for _, (named, chosen) in group:
+            for side, (data, vectors, shares) in directions(index, named).items():
+                table = table_of(side, data, vectors.shape[1])
+                if table is not None:
+                    keys = [(named.members[n], side, float(shares[n])) for n in chosen]
+                    blocks.append((keys, vectors[chosen], table))
+        tables = {id(table): table for *_, table in blocks}
+        joined = {key: np.concatenate([each for _, each, own in blocks if own is tables[key]]) for key in tables}
+        scored = {key: _scored(vectors, tables[key], top) for key, vectors in joined.items()}
+        for keys, _, table in blocks:
+            for head, side, share in keys:
+                rows.setdefault(head, []).append(TokenScores(head, side, share, *next(scored[id(table)])))
+    return HeadTokens(tuple(row for of_head in rows.values() for row in of_head), missing, told)
 
 
 def directions(index: HeadIndex, named: Named) -> dict[str, tuple[str, Array, Array]]:
@@ -376,7 +387,7 @@ def _leading(factors: Array) -> tuple[Array, Array]:
 
 def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ranked, Ranked]]:
     """(selectivity, largest, smallest) of each vector [members, d_model] over the rows of a table."""
-    step = max(1, _MAX_PRODUCT_ENTRIES // len(table))
+    step = max(1, _MAX_SCORED_ENTRIES // len(table))
     for start in range(0, len(vectors), step):
         for scores in vectors[start : start + step] @ table.T:
             rms = float(np.sqrt(np.mean(np.square(scores, dtype=np.float64))))
@@ -394,8 +405,7 @@ def _largest(scores: Array, top: int) -> Ranked:
 def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
     """The constant [tokens, width] read at token ids to begin the stream of `tensor`. Raises UsageError for none."""
     view, found = index.view, set[str]()
-    specs = index.inputs.specs
-    ids = {name for name in specs if specs[name].role in (Role.IDS, Role.INTEGERS)}
+    ids = {spec.name for spec in index.maker().specs if spec.role in (Role.IDS, Role.INTEGERS)}
     for part in view.back(tensor, STREAM):
         node = view.made_by(part)
         if node is not None and node.op_type == "Gather" and node.input[0] in view.constants:

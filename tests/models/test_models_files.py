@@ -11,7 +11,6 @@ from tests.committed import FOLDER
 
 MACHINE = re.compile(rb"/(?:home|root|work|tmp|usr|opt|Users)/|site-packages|\.py\b|[A-Z]:\\\\")
 
-
 EACH_FILE = pytest.mark.parametrize("committed", COMMITTED, ids=lambda committed: committed.file)
 
 
