@@ -74,7 +74,7 @@ def _through_network(plan: Plan, read: Read) -> Plan:
     others = [f"'{entry.name}' is left" for entry in plan.left if entry.block is not None]
     others += [f"'{each.block.name}' is in a body of control flow" for each in plan.conversions if each.block.path]
     try:
-        reader = Reader(plan.model, plan.views[0], read)
+        reader = Reader(plan.views[0], read)
         whole = whole_for(reader, plan.conversions, others, plan.options.forms.max_tokens)
     except LostError as lost:
         miss = Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)

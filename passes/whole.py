@@ -44,7 +44,7 @@ from passes.forms.softmax import (
 )
 from passes.options import DEFAULT_MAX_TOKENS, WHOLE
 from passes.programs.program import Array, groups_of
-from passes.sizes import Shapes, Sizes, shapes_at
+from passes.sizes import Shapes, Sizes
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.edit import Replacement
 from rewriter.graph.elementwise import NONLINEAR
@@ -154,9 +154,9 @@ class Scores:
 class Reader:
     """Finds cores and reads their scores; `read` reads initializers."""
 
-    def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read) -> None:
+    def __init__(self, view: GraphView, read: Read) -> None:
         self.view, self.read = view, read
-        self.shapes: Callable[[int, int], Shapes] = cache(lambda *case: self._shapes(model, *case))
+        self.shapes: Callable[[int, int], Shapes] = cache(self._shapes)
         # The tensors that depend on the values of inputs, not on their shapes alone.
         self.data = set(view.inputs)
         for node in view.nodes:
@@ -406,13 +406,13 @@ class Reader:
         sizes = [*zip(*(self.shapes(length, 0).of(tensor) or () for length in (*_LENGTHS[-2:], _FAR)), strict=False)]
         return {axis - len(sizes) for axis, each in enumerate(sizes) if len({*each}) > 1}
 
-    def _shapes(self, model: onnx.ModelProto, length: int, past: int) -> Shapes:
+    def _shapes(self, length: int, past: int) -> Shapes:
         def size_of(axis: int, name: str) -> int:
             if not axis or name in self._pasts:
                 return past if axis else _BATCH
             return length + past * (not self._pasts.isdisjoint(name.split(" + ")))
 
-        return shapes_at(model, self.view, size_of, self.read)
+        return Shapes(self.view, size_of, self.read)
 
 
 # -- the network ------------------------------------------------------------------------------------------------------

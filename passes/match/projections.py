@@ -14,7 +14,6 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator
-from passes.sizes import TOKENS, Shapes
 from rewriter.graph.constants import COMPUTED, UNFIT, Constants
 from rewriter.graph.elementwise import outputs
 from rewriter.graph.view import (
@@ -30,6 +29,7 @@ from rewriter.graph.view import (
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 _MAX_RANK = 8
+_TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class _ProjectionReader:
     def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool) -> None:
         self._view, self._packed = view, packed
         self._constants = constants or Constants(view)
-        self._sizes = Shapes(view, {}, unknown=TOKENS)
+        self._sizes = Constants(view, sizes=self._sizes_of)
 
     def read(self, block: Block) -> Projections:
         # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
@@ -156,6 +156,10 @@ class _ProjectionReader:
                 return projection.part(*bounds)
         raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
 
+    def _sizes_of(self, tensor: str) -> list[int] | None:
+        shape = self._view.type_of(tensor).shape
+        return None if shape is None else [dim if isinstance(dim, int) else _TOKENS for dim in shape]
+
     def _width(self, tensor: str) -> int | None:
         last = (self._view.type_of(tensor).shape or (None,))[-1]
         return last if isinstance(last, int) else None
@@ -168,10 +172,10 @@ class _ProjectionReader:
 
     def _taken(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
         """The channels that a Split or Slice takes, by its row in the table of operators; None if they are apart."""
-        bounds = [np.array(self._sizes.numbers(name) or [TOKENS]) if name else None for name in node.input[1:]]
+        bounds = [np.array(self._sizes.numbers(name) or [_TOKENS]) if name else None for name in node.input[1:]]
         rank = self._view.type_of(node.input[0]).rank or _MAX_RANK  # only -1 is then the last axis
         entries = np.broadcast_to(np.arange(channels), (*[2] * (rank - 1), channels))
-        if any(each is not None and np.abs(each).max() >= TOKENS for each in bounds):  # not known, or of tokens
+        if any(each is not None and np.abs(each).max() >= _TOKENS for each in bounds):  # not known, or of tokens
             return None
         try:
             taken = outputs(node, [entries, *bounds])[list(node.output).index(output)]

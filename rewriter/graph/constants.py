@@ -65,8 +65,6 @@ class Constants:
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """Dimensions of a constant, from its initializer, from type inference, or from its value."""
-        if tensor in self._view.initializers:
-            return tuple(self._view.initializers[tensor].dims)
         inferred = self._view.type_of(tensor).shape
         if inferred is not None and all(isinstance(dim, int) for dim in inferred):
             return tuple(dim for dim in inferred if isinstance(dim, int))
@@ -75,20 +73,20 @@ class Constants:
 
     def value(self, tensor: str, *, wide: bool = False) -> AnyArray | None:
         """The numbers of a small constant in its own type, or None if unknown or not numeric."""
-        if tensor not in self:
-            return None
         try:
             value = self.of(tensor, wide=wide)
         except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
             return None
         return value if value.size <= _MAX_KEPT and value.dtype.kind not in "OUS" else None
 
-    def numbers(self, tensor: str) -> list[int]:
-        """The elements of a constant as integers. Raises LostError as `of`, or for an unknown size."""
-        value = np.asarray(self.of(tensor)).reshape(-1)
-        if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float64)).all():
-            raise LostError("it depends on a size that is not known", tensor)
-        return [int(number) for number in value]
+    def numbers(self, tensor: str) -> list[int] | None:
+        """The elements of a tensor as integers; None if they depend on more than constants and known sizes."""
+        try:
+            value = self.of(tensor).reshape(-1)
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
+            return None
+        known = value.dtype.kind in "iub" or np.isfinite(value.astype(np.float64)).all()
+        return [int(number) for number in value] if known else None
 
     def of(self, tensor: str, depth: int = 0, *, wide: bool = False) -> AnyArray:
         """The value of a constant; floating-point results of nodes are float64 if `wide`.
