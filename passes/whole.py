@@ -342,12 +342,12 @@ class Reader:
         found = self._data(term)
         # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
         table, rng = self._table(term, scores, most), np.random.default_rng(0)
-        if isinstance(table, str) or len(table) > 1 or most < _LENGTHS[-1]:
+        if isinstance(table, str) or len(table) > 1:
             return found
         forbidden, low = table[0] != 0.0, {*np.unique(table[table != 0.0])}
         # Data may also be positions, as of a static cache.
         for end in (*[2] * _DATA_TRIALS, most, most):
-            square = self._square(term, scores, _USUAL, partial(rng.integers, 0, end))
+            square = self._square(term, scores, (min(most, _LENGTHS[-1]), 0), partial(rng.integers, 0, end))
             if square is None or (square[..., forbidden[: square.shape[2], : square.shape[3]]] == 0.0).any():
                 return found
             low.update(np.unique(square[square != 0.0]) if end == 2 else ())
