@@ -166,8 +166,4 @@ def _read(view: GraphView, nodes: Iterable[int]) -> list[str]:
 
 def bytes_of(tensor: onnx.TensorProto) -> int:
     """Approximate size of a tensor's values in bytes; packed types narrower than a byte count one byte each."""
-    try:
-        itemsize = int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-    except KeyError:
-        itemsize = 1
-    return int(prod(tensor.dims)) * itemsize
+    return int(prod(tensor.dims)) * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)

@@ -184,7 +184,7 @@ class SizeSearch:
         return min(point) > 0 and elements <= max(_MAX_ELEMENTS, usual) and rows <= _MAX_ROWS
 
     def _at(self, point: Point) -> Maker:
-        return self._maker.at(self._sizes(point))
+        return self._maker.changed(kinds=self._sizes(point))
 
     def _sizes(self, point: Point) -> dict[Kind, int]:
         return {kind: size for kinds, size in zip(self._groups, point, strict=True) for kind in kinds}
