@@ -113,7 +113,13 @@ class Maker:
             self.varied |= {Kind.PAST, Kind.SEQUENCE}
         self.free = self.varied - self._pinned().keys()  # not fixed by the caller
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
-        self._worded = {spec.name for spec in self.specs if _takes_text(spec, texts)}
+        most_token = max(map(max, texts), default=math.inf)
+        words = (
+            spec
+            for spec in self.specs
+            if spec.role is Role.IDS and spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}
+        )
+        self._worded = {spec.name for spec in words if most_token < (spec.rows or 0)}  # text in the model's vocabulary
         self.texts = texts if self._worded else ()  # alternate with random numbers, if the model has these tokens
         self._states = states if self.texts else None
 
@@ -298,12 +304,6 @@ def _terms(spec: InputSpec, dim: str) -> Mapping[str, int]:
     """A dimension as a sum of names. `past + 1` of a mask is one name: exporters assume a single new token."""
     terms = terms_of(dim)
     return {dim: 1} if spec.role is Role.MASK and "" in terms else terms
-
-
-def _takes_text(spec: InputSpec, texts: Texts) -> bool:
-    """Whether an input is text whose vocabulary has the tokens of these texts."""
-    words = spec.role is Role.IDS and spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}
-    return words and bool(texts) and max(map(max, texts)) < (spec.rows or 0)
 
 
 def _grid(patches: int, axes: int) -> list[int]:
