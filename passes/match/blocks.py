@@ -220,7 +220,7 @@ class Dataflow:
             self._block(node, found)
         elif found is not None:
             self._linear(node, found)
-        elif elementwise.is_elementwise(node):
+        elif key_of(node) in elementwise.OPERATORS:
             self._elementwise(index, node)
         elif onnx_own and node.op_type in PARTS | REARRANGED | QUANTISING:
             self._shape_only(index, node)
@@ -479,7 +479,7 @@ def _outputs_activation_of(node: onnx.NodeProto, tensors: set[str]) -> bool:
         same = {value.name for name, value in zip(node.input, graph.input, strict=False) if name in tensors}
         data, found = (tensors - own_names(graph)) | same, set[str]()
         for each in graph.node:
-            entrywise = elementwise.is_elementwise(each) or each.op_type in REARRANGED
+            entrywise = key_of(each) in elementwise.OPERATORS or each.op_type in REARRANGED
             if _outputs_activation_of(each, data) or (entrywise and not found.isdisjoint(each.input)):
                 found.update(each.output)
             elif entrywise and not data.isdisjoint(each.input):

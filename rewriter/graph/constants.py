@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from rewriter.evaluate.moves import CASTS, NOT_LARGER
 from rewriter.graph import elementwise
-from rewriter.graph.view import GraphView, LostError, attributes, constant_of, integer_of, label
+from rewriter.graph.view import GraphView, LostError, attributes, constant_of, integer_of, key_of, label
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
@@ -127,12 +127,11 @@ class Constants:
             raise LostError("it is not constant", label(node))
         names = node.input[:1] if node.op_type in CASTS else node.input  # another operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
-        first = next(iter(operands.values()), np.empty(0))
         if node.op_type in ("ConstantOfShape", "Expand"):
             return self._spread(node, [*operands.values()])
         if node.op_type in CASTS:
-            return self._cast(node, first, wide=wide)
-        if wide and elementwise.is_elementwise(node) and all(value.dtype.kind == "f" for value in operands.values()):
+            return self._cast(node, next(iter(operands.values())), wide=wide)
+        if wide and key_of(node) in elementwise.OPERATORS and all(each.dtype.kind == "f" for each in operands.values()):
             return elementwise.evaluate(node, [operands[name] for name in node.input if name])
         opset = self._view.opsets.get("", 1)
         if node.op_type == "DequantizeLinear":

@@ -17,7 +17,7 @@ from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT, Call, row, tuple_of
 from rewriter.graph.view import attributes, key_of
 
-__all__ = ["MICROSOFT", "NONLINEAR", "OPERATORS", "evaluate", "gelu_tanh", "is_elementwise", "normal_cdf", "outputs"]
+__all__ = ["MICROSOFT", "NONLINEAR", "OPERATORS", "evaluate", "gelu_tanh", "normal_cdf", "outputs"]
 
 OPERATORS = frozenset(ELEMENTWISE)
 _REALS: Any = SimpleNamespace(arithmetic=Floats(), opsets={"": onnx.defs.onnx_opset_version()})
@@ -33,14 +33,9 @@ def gelu_tanh(x: Array) -> Array:
     return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
 
 
-def is_elementwise(node: onnx.NodeProto) -> bool:
-    """Whether `node` applies an elementwise operator."""
-    return key_of(node) in OPERATORS
-
-
 def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
     """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1. Raises KeyError for others."""
-    if not is_elementwise(node):
+    if key_of(node) not in OPERATORS:
         raise KeyError(node.op_type)
     if node.op_type in CASTS:  # exact: the proof measures rounding
         return np.asarray(args[0], np.float64)

@@ -57,12 +57,10 @@ def _closed(view: GraphView, nodes: Sequence[int], outputs: Sequence[str]) -> Cu
     return Cut(tuple(dict.fromkeys(outside)), tuple(outputs), tuple(nodes))
 
 
-def extract(
-    model: onnx.ModelProto, view: GraphView, part: Cut, *, elem_type: int = onnx.TensorProto.FLOAT
-) -> onnx.ModelProto:
+def extract(model: onnx.ModelProto, view: GraphView, part: Cut) -> onnx.ModelProto:
     """The part as a model with the opsets, IR version and functions of `model`, and only the weights it needs.
 
-    `elem_type` is declared for inputs of unknown type; 0 declares none.
+    Inputs of unknown type are declared without one.
     """
     result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = result.graph
@@ -70,16 +68,16 @@ def extract(
     graph.node.extend(view.nodes[index] for index in part.nodes)
     needed = {name for node in graph.node for name in reads(node)} | set(part.outputs)
     graph.initializer.extend(view.initializers[name] for name in sorted(needed) if name in view.initializers)
-    graph.input.extend(_value(view, name, elem_type) for name in part.inputs if name in needed)
+    graph.input.extend(_value(view, name) for name in part.inputs if name in needed)
     graph.output.extend(_value(view, name) for name in part.outputs)
     return result
 
 
 def with_outputs(model: onnx.ModelProto, view: GraphView, tensors: Sequence[str]) -> onnx.ModelProto:
-    """A copy of `model` with `tensors` as further outputs."""
-    result = deepcopy(model)
-    present = {value.name for value in result.graph.output}
-    result.graph.output.extend(_value(view, name) for name in dict.fromkeys(tensors) if name not in present)
+    """A copy of `model` with `tensors` as further outputs; itself if all of them are outputs or inputs."""
+    inside = [name for name in dict.fromkeys(tensors) if name not in view.outputs and name not in view.inputs]
+    result = deepcopy(model) if inside else model
+    result.graph.output.extend(_value(view, name) for name in inside)
     return result
 
 
@@ -96,9 +94,9 @@ def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> 
     return found
 
 
-def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProto:
+def _value(view: GraphView, name: str) -> onnx.ValueInfoProto:
     """Declare a tensor with its element type. The shape stays open, because a part is run at many sizes."""
-    known = view.type_of(name).elem_type or elem_type
+    known = view.type_of(name).elem_type
     return onnx.helper.make_tensor_value_info(name, known, None) if known else onnx.ValueInfoProto(name=name)
 
 
@@ -166,8 +164,4 @@ def _read(view: GraphView, nodes: Iterable[int]) -> list[str]:
 
 def bytes_of(tensor: onnx.TensorProto) -> int:
     """Approximate size of a tensor's values in bytes; packed types narrower than a byte count one byte each."""
-    try:
-        itemsize = int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-    except KeyError:
-        itemsize = 1
-    return int(prod(tensor.dims)) * itemsize
+    return int(prod(tensor.dims)) * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)

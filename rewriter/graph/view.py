@@ -122,12 +122,6 @@ class GraphView:
         """Whether an output of a node except the first is read, such as the mask of a Dropout."""
         return any(name in self.consumers or name in self.outputs for name in node.output[1:])
 
-    def onward(self, tensor: str) -> Iterator[onnx.NodeProto]:
-        """Follow single-consumer edges downstream."""
-        while len(found := self.readers(tensor)) == 1:
-            yield found[0]
-            tensor = found[0].output[0]
-
     def before(self, tensor: str) -> str:
         """Trace back through operators that keep the entries."""
         while (node := self.made_by(tensor)) is not None and node.op_type in SAME_NUMBERS:

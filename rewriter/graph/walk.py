@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import chain, count
-from types import MappingProxyType
 from typing import TypeAlias
 
 import onnx
@@ -66,9 +65,7 @@ def with_names(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelPr
     return made
 
 
-def _distinguish(
-    graph: onnx.GraphProto, taken: set[str], names: Mapping[str, str], wanted: Mapping[str, str] = MappingProxyType({})
-) -> None:
+def _distinguish(graph: onnx.GraphProto, taken: set[str], names: Mapping[str, str], wanted: Mapping[str, str]) -> None:
     """Rename tensors that earlier graphs define too; `names` are the current names of the tensors around it."""
     own = {name: wanted[name] for name in own_names(graph) if name in wanted}
     for name in own_names(graph) - own.keys():
@@ -82,7 +79,7 @@ def _distinguish(
         for places in (node.input, node.output):
             places[:] = [names.get(name, name) for name in places]
         for _, body in subgraphs(node):
-            _distinguish(body, taken, names)
+            _distinguish(body, taken, names, {})
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:

@@ -116,10 +116,10 @@ def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str,
         if tensor in norms:
             norm = norms[tensor]
             tensor = norm.output
-        node = next(view.onward(tensor), None)
-        if node is None:
+        readers = view.readers(tensor)
+        if len(readers) != 1:
             return None
-        others = [name for name in node.input if name != tensor]
+        node, others = readers[0], [name for name in readers[0].input if name != tensor]
         if node.op_type == "Add" and len(others) == 1 and others[0] not in constants:
             return Write(tensor, others[0], node.output[0], norm)
         scaled = node.op_type in ("Add", "Mul") and all(name in constants for name in others)

@@ -220,9 +220,8 @@ def fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
 
 def _filled(like: NDArray[Any]) -> NDArray[Any]:
     """Memory of that type and shape, filled with NaN or -1, which are improbable in results."""
-    if like.dtype.kind == "b":
-        return np.ones_like(like)
-    return np.full(like.nbytes, 0xFF, np.uint8).view(like.dtype).reshape(like.shape)
+    fill = 1 if like.dtype.kind == "b" else 0xFF
+    return np.full(like.nbytes, fill, np.uint8).view(like.dtype).reshape(like.shape)
 
 
 def _value_of(array: NDArray[Any]) -> Any:

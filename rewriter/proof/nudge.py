@@ -65,7 +65,7 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
     prefix = "noise/"
     while any(name.startswith(prefix) for name in taken):
         prefix = f"_{prefix}"
-    kinds, units = set(), _UNITS_WITH_BYTES if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
+    any_noise, units = False, _UNITS_WITH_BYTES if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
     views = {view.path: view for view in all_views(copy)}
     # Bodies before the nodes that hold them: paths consist of names of nodes, which noise does not change.
     for point in sorted(points, key=lambda each: -len(each.path)):
@@ -79,14 +79,11 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
             argument = point.argument if point.argument in there else ""
             made = view.type_of(point.tensor).elem_type or point.elem_type
             _inject(graph_at(copy, point.path), replace(point, argument=argument), made, prefix, units)
-            kinds.add(_WIDE[point.elem_type])
-    draws: list[dict[str, Array]] = [{} for _ in _DRAWS]
-    for kind in sorted(kinds):
-        for name in ("phase", "steady"):
-            copy.graph.input.append(helper.make_tensor_value_info(f"{prefix}{name}_{kind}", kind, []))
-            for draw, numbers in zip(draws, _DRAWS, strict=True):
-                draw[f"{prefix}{name}_{kind}"] = np.asarray(numbers[name], helper.tensor_dtype_to_np_dtype(kind))
-    return copy, draws if kinds else ()
+            any_noise = True
+    if not any_noise:
+        return copy, ()
+    copy.graph.input.extend(helper.make_tensor_value_info(f"{prefix}{name}", _FLOAT, []) for name in _DRAWS[0])
+    return copy, [{f"{prefix}{name}": np.asarray(each, np.float32) for name, each in draw.items()} for draw in _DRAWS]
 
 
 def rounds_to_bytes(node: onnx.NodeProto) -> bool:
@@ -114,8 +111,9 @@ _NOISE = """noise (float raw, float argument, float factor, float value, float p
     frequency = Constant<value = TYPE {FREQUENCY}>() one = Constant<value = TYPE {1}>()
     eps = Constant<value = TYPE {EPS}>() error = Constant<value = TYPE {ERROR}>()
     x = Cast<to = WIDE>(raw) y = Cast<to = WIDE>(argument) g = Cast<to = WIDE>(factor) u = Cast<to = WIDE>(value)
-    turns = Mul(x, frequency) angle = Add(turns, phase) sine = Sin(angle)
-    mixed = Sub(one, steady) part = Mul(sine, mixed) sign = Add(part, steady)
+    p = Cast<to = WIDE>(phase) s = Cast<to = WIDE>(steady)
+    turns = Mul(x, frequency) angle = Add(turns, p) sine = Sin(angle)
+    mixed = Sub(one, s) part = Mul(sine, mixed) sign = Add(part, s)
     size = Abs(x) product = Mul(y, g) large = Abs(product) digits = Max(large, size) rounding = Mul(digits, eps)
     unit = Abs(u) scale = Max(unit, size) certified = Mul(scale, error)
     most = Add(rounding, certified) moved = Mul(most, sign) sum = Add(x, moved) noisy = Cast<to = MADE>(sum) }"""
@@ -141,8 +139,7 @@ def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units:
         "argument": point.argument or f"{own}raw",
         "factor": (point.argument and point.value) or f"{own}one",
         "value": point.value or f"{own}one",
-        "phase": f"{prefix}phase_{wide}",
-        "steady": f"{prefix}steady_{wide}",
+        **{name: f"{prefix}{name}" for name in _DRAWS[0]},
         "noisy": point.tensor,
     }
     for each in noise.node:

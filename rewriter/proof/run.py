@@ -65,7 +65,7 @@ class Side:
 
     def extracted(self, part: Cut) -> LoadedModel:
         """A part of the main graph as a model; weights stay where they are."""
-        return LoadedModel(extract(self.model.proto, self.main, part, elem_type=0), None, self.model.base_dir, (), 0)
+        return LoadedModel(extract(self.model.proto, self.main, part), None, self.model.base_dir, (), 0)
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,10 @@ def _run_part(
     if not flow:
         return refused
     if part is None:
-        session = open_model(_tapped(side, wanted), way.provider, optimise=way.optimise)
-        read = {value.name for value in side.model.proto.graph.input}
+        proto = with_outputs(side.model.proto, side.main, wanted)
+        model = side.model if proto is side.model.proto else replace(side.model, proto=proto, path=None)
+        session = open_model(model, way.provider, optimise=way.optimise)
+        read = {value.name for value in proto.graph.input}
         feeds = [{name: values[name] for name in values if name in read} for values in flow]
     else:
         model = side.extracted(part)
@@ -239,14 +241,6 @@ def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bo
         return open_session(model.path, provider, optimise=optimise, prepack=prepack)
     session = open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
     return session if plain is model.proto else replace(session, defined=(*session.defined, NORMED))
-
-
-def _tapped(side: Side, names: Sequence[str]) -> LoadedModel:
-    """The model with inner tensors as further outputs."""
-    inside = [name for name in dict.fromkeys(names) if name not in side.main.outputs and name not in side.main.inputs]
-    if not inside:
-        return side.model
-    return replace(side.model, proto=with_outputs(side.model.proto, side.main, inside), path=None)
 
 
 # -- elements that onnxruntime never writes ------------------------------------------------------------------------

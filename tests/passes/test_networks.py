@@ -45,10 +45,8 @@ def stream_of(plan: Plan) -> tuple[str, str]:
                 others[0] if node.op_type == "Add" and others and view.type_of(others[0]).rank == 3 else ""
             )
     last = cases.result_of(plan.conversions[-1])
-    for node in view.onward(last):
-        if node.op_type not in ("Add", "Reshape"):
-            break
-        last = node.output[0]
+    while len(found := view.readers(last)) == 1 and found[0].op_type in ("Add", "Reshape"):
+        last = found[0].output[0]
     return entry, last
 
 

@@ -169,7 +169,7 @@ class SizeSearch:
     def _next(self, base: Point) -> Iterator[Point]:
         for place, kinds in enumerate(self._groups):
             sizes = [1 << base[place].bit_length()]  # a power of two is rarely indivisible
-            same = {p: told for p, told in self._tried.items() if _without(p, place) == _without(base, place)}
+            same = {p: told for p, told in self._tried.items() if (*base[:place], p[place], *base[place + 1 :]) == p}
             sizes += _crossings({p[place]: _split_numbers(told) for p, told in same.items()}, len(kinds))
             for size in sizes:
                 point = (*base[:place], size, *base[place + 1 :])
@@ -184,14 +184,10 @@ class SizeSearch:
         return min(point) > 0 and elements <= max(_MAX_ELEMENTS, usual) and rows <= _MAX_ROWS
 
     def _at(self, point: Point) -> Maker:
-        return self._maker.at(self._sizes(point))
+        return self._maker.changed(kinds=self._sizes(point))
 
     def _sizes(self, point: Point) -> dict[Kind, int]:
         return {kind: size for kinds, size in zip(self._groups, point, strict=True) for kind in kinds}
-
-
-def _without(point: Point, place: int) -> Point:
-    return (*point[:place], *point[place + 1 :])
 
 
 def _split_numbers(refusal: str) -> tuple[str, tuple[int, ...]]:

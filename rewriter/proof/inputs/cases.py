@@ -99,8 +99,8 @@ class Maker:
         inputs = Inputs(model)
         self.specs = tuple(inputs.specs.values())
         # The largest number of tokens; None if unlimited.
-        self.longest = min((each for each in (inputs.longest, most) if each is not None), default=None)
-        self._seed, self._fixed, self._kinds = seed, dict(dims or {}), dict(kinds or {})
+        self.longest = _least(inputs.longest, most)
+        self.seed, self.kinds, self._fixed = seed, kinds or {}, dict(dims or {})
         dims_of = ((spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape))
         self._symbols = [(spec, axis, _terms(spec, dim)) for spec, axis, dim in dims_of if isinstance(dim, str)]
         self._check_dims()
@@ -113,26 +113,24 @@ class Maker:
             self.varied |= {Kind.PAST, Kind.SEQUENCE}
         self.free = self.varied - self._pinned().keys()  # not fixed by the caller
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
-        self._worded = {spec.name for spec in self.specs if _takes_text(spec, texts)}
+        most_token = max(map(max, texts), default=math.inf)
+        words = (
+            spec
+            for spec in self.specs
+            if spec.role is Role.IDS and spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}
+        )
+        self._worded = {spec.name for spec in words if most_token < (spec.rows or 0)}  # text in the model's vocabulary
         self.texts = texts if self._worded else ()  # alternate with random numbers, if the model has these tokens
         self._states = states if self.texts else None
 
-    def at(self, kinds: Mapping[Kind, int]) -> Maker:
-        """The same with other sizes of kinds of dimensions."""
+    def changed(
+        self, *, seed: int | None = None, kinds: Mapping[Kind, int] | None = None, most: int | None = None
+    ) -> Maker:
+        """The same with other values, sizes of kinds of dimensions, or fewer tokens, of an encoder too."""
         other = copy(self)
-        other._kinds = dict(kinds)  # noqa: SLF001 - of the same class
-        return other
-
-    def within(self, most: int) -> Maker:
-        """The same with sequences of at most `most` tokens, of an encoder too."""
-        other = copy(self)
-        other.longest = min(most, self.longest or most)
-        return other
-
-    def seeded(self, seed: int) -> Maker:
-        """The same with other values."""
-        other = copy(self)
-        other._seed = seed  # noqa: SLF001 - of the same class
+        other.seed = self.seed if seed is None else seed
+        other.kinds = self.kinds if kinds is None else kinds
+        other.longest = _least(self.longest, most)
         return other
 
     def _check_dims(self) -> None:
@@ -206,7 +204,7 @@ class Maker:
 
     def _pinned(self) -> dict[Kind, int]:
         """Sizes of kinds that the caller or an input's declared shape fixes; token ids take precedence."""
-        pinned = dict(self._kinds)
+        pinned = dict(self.kinds)
         for spec, axis, terms in self._symbols:
             if terms.keys() <= self._fixed.keys() and axis not in spec.least:
                 pinned[spec.kinds[axis]] = sum(factor * self._fixed[name] for name, factor in terms.items())
@@ -238,7 +236,7 @@ class Maker:
     def _values(
         self, spec: InputSpec, shape: tuple[int, ...], kinds: Mapping[Kind, int], setting: Setting, number: int
     ) -> NDArray[Any]:
-        random = np.random.default_rng([self._seed, zlib.crc32(spec.name.encode()), number])
+        random = np.random.default_rng([self.seed, zlib.crc32(spec.name.encode()), number])
         made: Any
         match spec.role:
             case Role.FLOATS | Role.PAST | Role.STATE:
@@ -275,6 +273,10 @@ class Maker:
         return np.resize(made, shape).astype(spec.dtype)
 
 
+def _least(*limits: int | None) -> int | None:
+    return min((each for each in limits if each is not None), default=None)
+
+
 def _id_bound(spec: InputSpec) -> int:
     """The number of valid ids, or of small integers, of an input."""
     usual = {Role.IDS: _VOCABULARY, Role.TOKEN_TYPES: 2}
@@ -302,12 +304,6 @@ def _terms(spec: InputSpec, dim: str) -> Mapping[str, int]:
     """A dimension as a sum of names. `past + 1` of a mask is one name: exporters assume a single new token."""
     terms = terms_of(dim)
     return {dim: 1} if spec.role is Role.MASK and "" in terms else terms
-
-
-def _takes_text(spec: InputSpec, texts: Texts) -> bool:
-    """Whether an input is text whose vocabulary has the tokens of these texts."""
-    words = spec.role is Role.IDS and spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}
-    return words and bool(texts) and max(map(max, texts)) < (spec.rows or 0)
 
 
 def _grid(patches: int, axes: int) -> list[int]:

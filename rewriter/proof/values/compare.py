@@ -99,7 +99,7 @@ class Reading:
 def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None, first: int = 0) -> list[Case]:
     """Inputs of several sizes, of at most `longest` tokens, past ones included; fewer where the model fixes them."""
     found: dict[object, Case] = {}
-    maker = maker if longest is None else maker.within(longest)
+    maker = maker.changed(most=longest)
     for number, (batch, most, past) in enumerate(settings, first):  # the number varies flags
         tokens = min(most, longest or most)
         cached = batch, tokens, min(past, (longest or tokens + past) - tokens) if maker.cached else 0
@@ -201,7 +201,7 @@ class _Pair:
 
         found = SizeSearch(self._maker, refusals).found() if any(refusals(self.points)) else []
         for sizes in found[:1]:
-            self._maker, self._sizes = self._maker.at(sizes), sizes
+            self._maker, self._sizes = self._maker.changed(kinds=sizes), sizes
             self.points = points(self._maker, self._settings[:2], self._most)
             self._small, self._heads, self.unable = self._drawn_small(), {}, False
         return bool(found)
@@ -284,7 +284,7 @@ class _Pair:
 
     def _drawn(self, number: int) -> list[Case]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
-        maker = self._maker.seeded(secrets.randbelow(2**32))
+        maker = self._maker.changed(seed=secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
         drawn = points(maker, self._settings, self._most, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]

@@ -151,7 +151,7 @@ def test_encoder_and_decoder_lengths_differ() -> None:
         length = case.feeds["encoder_attention_mask"].shape[1]
         assert length != case.feeds["input_ids"].shape[1]
         assert case.feeds["encoder_hidden_states"].shape[1:] == (length, 16)
-    assert Maker(declare(inputs)).within(12).case((1, 12, 0)).feeds["encoder_attention_mask"].shape == (1, 12)
+    assert Maker(declare(inputs)).changed(most=12).case((1, 12, 0)).feeds["encoder_attention_mask"].shape == (1, 12)
 
 
 def test_fixed_shapes_get_two_sets_of_values() -> None:
