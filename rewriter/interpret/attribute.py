@@ -24,7 +24,7 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.run import GivenCases, Hook, InputsOrText, cases_of, hooks_of, values_in_float64
+from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.trace import Norm
@@ -85,11 +85,10 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
             effects[name] = (at * step.written).sum(axis=-1)
         if stage.between is not None:
             name = f"{next(iter(linear.stages[place - 1].steps))}.after.ln.b"
-            paths[name] = np.asarray(stage.between.constant(before))
+            paths[name] = np.asarray((before * stage.between.bias).sum())
     paths["embed"] = (linear.gradients[0][0] * linear.start).sum(axis=-1)
-    token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    written = Written(linear.stages, {"embed": linear.start}, None)
-    for name, given in written.along(len(linear.stages), token, row):
+    token, written = linear.position, Written(linear.stages, {"embed": linear.start}, None)
+    for name, given in written.along(len(linear.stages), token, linear.gradients[-1][1][[token]]):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     capped = run.chain.logits != run.index.view.outputs[0]
     return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
@@ -115,7 +114,7 @@ class Step:
 
     def parts(self, token: int, rows: Array) -> Array:
         """What each head and neuron writes at a token along rows [R, D] at the stream, [members, R]."""
-        inner = rows if self.after is None else self.after.back_at(token, rows)
+        inner = rows if self.after is None else self.after.at(token).back(rows)
         at = (inner @ self.weight().T).reshape(len(rows), *self.written.shape[1:])
         return np.asarray((at * self.written[token]).sum(axis=-1).T)
 
@@ -125,9 +124,9 @@ class Step:
     def constants(self, gradient: Array, at: Array, normed: Array) -> dict[str, Array]:
         """The contributions of constants along `gradient` [T, D]; the others are those of `through`."""
         found = {"b_O": np.asarray((self._at_output(gradient) * self.bias).sum())}
-        found |= {} if self.after is None else {"after.ln.b": np.asarray(self.after.constant(gradient))}
+        found |= {} if self.after is None else {"after.ln.b": np.asarray((gradient * self.after.bias).sum())}
         found |= self._constants(at)
-        return found if self.norm is None else {**found, "ln.b": np.asarray(self.norm.constant(normed))}
+        return found if self.norm is None else {**found, "ln.b": np.asarray((normed * self.norm.bias).sum())}
 
     def _constants(self, at: Array) -> dict[str, Array]:
         raise NotImplementedError
@@ -230,7 +229,7 @@ class Written:
             if between is not None:
                 waiting[f"{next(iter(earlier))}.after.ln.b"] = between.bias[None]
                 yield from read()
-                rows = between.back_at(token, rows)
+                rows = between.at(token).back(rows)
             for name, step in earlier.items():
                 own = {f"{name}.b_O": step.bias[None]}
                 if self.vectors is None:
@@ -238,7 +237,7 @@ class Written:
                 else:
                     own = {name: self.vectors(name, step, token), **own}
                 if step.after is not None:
-                    own = {source: step.after.linear_at(token, each) for source, each in own.items()}
+                    own = {source: step.after.at(token).linear(each) for source, each in own.items()}
                     own[f"{name}.after.ln.b"] = step.after.bias[None]
                 waiting |= own
         waiting |= {name: array[None, token] for name, array in self.start.items()}
@@ -269,8 +268,6 @@ class Linear:
     # of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs)
     gradients: Sequence[tuple[Array, Array]]
     inside: Mapping[str, Inside]  # of each sublayer
-    end: FrozenNorm
-    read: Array  # [T, D], the logit's gradient at its result
     constants: Mapping[str, Array]
     position: int
 
@@ -299,13 +296,13 @@ class FrozenRun:
                 needed |= {before.output} if before else set()
                 needed |= {after.data, after.output} if after else set()
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
-                needed.update(tensor for hook in self._hooks(named).values() for tensor in hook.tensors)
+                needed.update(tensor for hook in self._hooks(named).values() for tensor in self.hooks[hook].tensors)
         self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
 
-    def _hooks(self, named: Named) -> dict[str, Hook]:
-        parts = ("pattern", "v", "z") if isinstance(named.sublayer, Attention) else ("pre", "pre_linear")
-        found = {part: self.hooks.get(f"{named.name}.hook_{part}") for part in parts}
-        return {part: hook for part, hook in found.items() if hook}
+    def _hooks(self, named: Named) -> dict[str, str]:
+        own = named.sublayer
+        parts = ("pattern", "v", "z") if isinstance(own, Attention) else ("pre", "pre_linear")[: 1 + own.gated]
+        return {part: f"{named.name}.hook_{part}" for part in parts}
 
     def _norm(self, stage: Stage, named: Named) -> Norm | None:
         """The normalisation before a sublayer's values; None without one, or for values of another sequence."""
@@ -356,17 +353,14 @@ class FrozenRun:
         made = self.own(self.values[chain.logits])
         if chain.token is not None:  # [entries]: the output has one token only
             made, position = made[None], 0
-        sizes = {"token": len(made), "logit": made.shape[-1]}
-        for what, entry in (("token", position), ("logit", logit), ("logit", minus or 0)):
-            size = sizes[what]
-            if not -size <= entry < size:
+        for what, entry, axis in (("token", position, 0), ("logit", logit, 1), ("logit", minus or 0, 1)):
+            if not -made.shape[axis] <= entry < made.shape[axis]:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
         chosen, constants = [logit, logit if minus is None else minus], dict[str, Array]()
         signs = np.array([1.0, 0.0 if minus is None else -1.0])
         value = float(made[position, chosen] @ signs)
         if chain.unembedding is None:
-            direction = np.zeros(made.shape[-1])
-            np.add.at(direction, chosen, signs)
+            direction = signs @ np.eye(made.shape[-1])[chosen]
         else:
             affine = AffineMap(chain.unembedding, self.index.value_of)
             constants["unembed.b"] = np.asarray(float(affine.bias()[chosen] @ signs))
@@ -375,7 +369,7 @@ class FrozenRun:
         token = (position if chain.token is None else chain.token) % len(start)
         read = np.zeros((len(start), len(direction)))
         read[token] = direction
-        constants["final.ln.b"] = np.asarray(end.constant(read))
+        constants["final.ln.b"] = np.asarray((read * end.bias).sum())
         after, stages, gradients = end.back(read), self.stages(len(chain.stages)), list[tuple[Array, Array]]()
         inside = dict[str, Inside]()
         for stage in reversed(stages):
@@ -384,7 +378,7 @@ class FrozenRun:
             before = after + sum((norm.back(inside[name][1]) for name, norm in norms if norm), np.zeros_like(after))
             gradients.insert(0, (before, after))
             after = before if stage.between is None else stage.between.back(before)
-        return Linear(value, start, stages, gradients, inside, end, read, constants, token)
+        return Linear(value, start, stages, gradients, inside, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must have been started."""
@@ -399,7 +393,7 @@ class FrozenRun:
 
     def _step(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
         own, frozen = named.sublayer, self.freeze(self._norm(stage, named), stage.before, named.name)
-        hooked = {part: self.own(hook.make(self.values)) for part, hook in self._hooks(named).items()}
+        hooked = {part: self.hooked(hook) for part, hook in self._hooks(named).items()}
         norm = self._writes[named.name].norm
         after = None if norm is None else self.freeze(norm, norm.data, named.name)
         if isinstance(own, NeuronHeads):

@@ -147,8 +147,7 @@ class AttributionGraph:
 
 
 def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
-    sides = {side: why.largest(axis, _TRACED_TERMS) for axis, side in enumerate("qk")}
-    marginal = {f"top_{side}_marginal_contributors": rows for side, rows in sides.items()}
+    marginal = {f"top_{side}_marginal_contributors": why.largest("qk".index(side), _TRACED_TERMS) for side in "qk"}
     return {"pair_wise_contributors": why.top(_TRACED_TERMS), **marginal}
 
 
@@ -308,7 +307,7 @@ class _Edges:
                 reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
                 for token, read in enumerate(reads):
                     self._trace(place, token, read, f"{name}.")
-        for token, row in enumerate(linear.end.back(linear.read)):
+        for token, row in enumerate(linear.gradients[-1][1]):
             constants = linear.constants if token == linear.position else {}
             added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
             self._trace(len(linear.stages), token, (target, row[None], added))
@@ -372,7 +371,7 @@ def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
     for token in range(len(members.places)):
         own = members.at(token)
         parts = {name: part[own] for name, part in added.items()}
-        yield members.nodes[own], neurons.norm.back_at(token, rows[own]), parts
+        yield members.nodes[own], neurons.norm.at(token).back(rows[own]), parts
 
 
 def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
@@ -398,7 +397,7 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
         pattern = step.pattern[:, :, token].T.reshape(-1)[order]
         rows = by_node(pattern[:, None] * at)
         parts = {"b_V": by_node(pattern * biased), "ln.b": rows @ step.norm.bias}
-        yield members.nodes, step.norm.back_at(token, rows), parts
+        yield members.nodes, step.norm.at(token).back(rows), parts
 
 
 # -- influence, pruning and scores, as circuit-tracer defines them (Ameisen et al., "Circuit Tracing", 2025) --------

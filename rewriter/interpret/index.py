@@ -12,10 +12,10 @@ import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import translate
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -68,8 +68,12 @@ class AffineMap:
 
     def weight(self, columns: Sequence[int] | None = None) -> Array:
         """W, [in, out], or some of its columns; a negative one counts from the end."""
-        scale = self.value_of(self.norm.scale).reshape(-1, 1) if self.norm is not None and self.norm.scale else None
-        return self._plain(columns) if scale is None else scale * self._plain(columns)
+        own, norm = self.projection, self.norm
+        part = slice(own.start, own.stop) if columns is None else own.start + np.asarray(columns) % own.out_features
+        held = self.value_of(own.weight, (..., part, slice(None)) if own.transposed else (..., part))
+        held = held.reshape(held.shape[-2:])
+        plain = held.T if own.transposed else held
+        return plain if norm is None or not norm.scale else self.value_of(norm.scale).reshape(-1, 1) * plain
 
     def bias(self) -> Array:
         """b, [out]."""
@@ -79,15 +83,8 @@ class AffineMap:
             held = self.value_of(vector.name).reshape(-1)
             total = total + (held if vector.size == 1 else held[vector.start : vector.stop])
         if self.norm is not None and self.norm.bias:
-            total = total + self.value_of(self.norm.bias).reshape(-1) @ self._plain()
+            total = total + self.value_of(self.norm.bias).reshape(-1) @ replace(self, norm=None).weight()
         return total
-
-    def _plain(self, columns: Sequence[int] | None = None) -> Array:
-        own = self.projection
-        part = slice(own.start, own.stop) if columns is None else own.start + np.asarray(columns) % own.out_features
-        held = self.value_of(own.weight, (..., part, slice(None)) if own.transposed else (..., part))
-        held = held.reshape(held.shape[-2:])
-        return held.T if own.transposed else held
 
 
 def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
@@ -150,12 +147,9 @@ class HeadIndex(Mapping[str, Array]):
 
     def _write(self, file: BinaryIO) -> None:
         header: dict[str, Any] = {METADATA: {"format": "np", "attnonly": json.dumps(self.to_json())}}
-        start = 0
-        for name, each in self.tensors.items():
-            end = start + int(np.prod(each.shape, dtype=np.int64)) * each.dtype.itemsize
-            kind = f"F{8 * each.dtype.itemsize}"
-            header[name] = {"dtype": kind, "shape": list(each.shape), "data_offsets": [start, end]}
-            start = end
+        ends = accumulate((prod(each.shape) * each.dtype.itemsize for each in self.tensors.values()), initial=0)
+        for (name, each), place in zip(self.tensors.items(), pairwise(ends), strict=True):
+            header[name] = {"dtype": f"F{8 * each.dtype.itemsize}", "shape": [*each.shape], "data_offsets": place}
         text = json.dumps(header).encode("utf-8")
         text += b" " * (-len(text) % 8)  # the data is aligned to 8 bytes
         file.write(struct.pack("<Q", len(text)) + text)
@@ -324,12 +318,9 @@ class _Builder:
         """W_QK between positions, in form `whole`: one for all heads, or one for each."""
         shape = self._constants.shape(tables[0]) if tables[0] in self._constants else None
         if shape is not None:
-            square = shape[-2:]
-
-            def joined() -> Array:
-                return np.concatenate([self.value(name).reshape(-1, *square) for name in tables])
-
-            yield "P", HeadTensor((len(tables) * prod(shape[:-2]), *square), self._dtype(tables[0]), joined)
+            joined = len(tables) * prod(shape[:-2]), *shape[-2:]
+            # `HeadIndex` gives it this shape.
+            yield "P", HeadTensor(joined, self._dtype(tables[0]), lambda: np.stack([*map(self.value, tables)]))
 
     def _neurons(self, own: NeuronHeads) -> Iterator[tuple[str, HeadTensor]]:
         """A head with fewer bias tokens than another has keys (0, -inf) for them."""
@@ -398,20 +389,19 @@ heads of its program: the heads of one neuron may nearly cancel."""
 
 def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]]:
     """The sublayers with chosen heads, in order, each with their numbers. Raises UsageError."""
-    globs = (names,) if isinstance(names, str) else tuple(names)
-    if not globs:
+    if not names:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
     known = {head for each in index.sublayers for head in each.members}
     told = ", ".join(f"{each.members[0]} to {each.members[-1]}" for each in index.sublayers[:4])
-    found = matching(globs, known, "head", told or "none")
+    found = matching(names, known, "head", told or "none")
     every = ((each, [n for n, head in enumerate(each.members) if head in found]) for each in index.sublayers)
     return [(each, numbers) for each, numbers in every if numbers]
 
 
-def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: str) -> set[str]:
+def matching(names: Names, known: Collection[str], kind: str, examples: str) -> set[str]:
     """The known names that a glob matches. Raises UsageError if one matches nothing."""
     found = set[str]()
-    for glob in globs:
+    for glob in (names,) if isinstance(names, str) else names:
         own = [glob] if glob in known else [*filter(re.compile(translate(glob)).match, known)]
         if not own:
             raise UsageError(f"no {kind} matches '{glob}'; there are, for example, {examples}")

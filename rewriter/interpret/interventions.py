@@ -26,7 +26,7 @@ from rewriter.files.load import Source, like, load_model, self_contained
 from rewriter.graph.edit import set_nodes
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.rank import read, written
+from rewriter.interpret.rank import read
 from rewriter.interpret.run import InputsOrText, cases_of, values_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.text import quoted
@@ -120,11 +120,10 @@ def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> di
 
 def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: InputsOrText) -> onnx.ModelProto:
     values = values_of(index, cases_of(index, inputs).only, [tensor for tensor, _ in places])
-    made = []
-    for tensor, where in places:
-        array = values[tensor]
-        merged = where.ndim == array.ndim  # patterns that have batch and heads as one axis
-        made.append((tensor, np.tile(where, (len(array) // len(where), 1, 1)) if merged else where))
+    made = [  # some patterns have batch and heads as one axis
+        (tensor, np.resize(where, (len(values[tensor]), 1, 1)) if where.ndim == values[tensor].ndim else where)
+        for tensor, where in places
+    ]
     return replaced(index, model, made, values)
 
 
@@ -217,9 +216,9 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
             raise UsageError(f"the models do not have the same heads: {name} is {told}")
     pairs = list(zip(index.sublayers, changed.sublayers, strict=True))
     case, other_case = (cases_of(each, inputs).only for each in (index, changed))
-    results = {two.name: written(changed, two).data for _, two in pairs}
     sides = [side for one, two in pairs for side in zip(read(index, one), read(changed, two), strict=True)]
-    names = [*(side.data for _, side in sides), *(written_by(two) for _, two in pairs), *results.values()]
+    names = [side.data for _, side in sides]
+    names += [name for _, two in pairs for name in (written_by(two), two.sublayer.result)]
     theirs = values_of(changed, other_case, names)
     own = values_of(index, case, [*(side.data for side, _ in sides), *index.view.outputs])
     # Batch and tokens may be one axis in one of the two.
@@ -232,12 +231,12 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
         left = np.concatenate([z - other_z, other_z], axis=2)
         right = np.concatenate([out, out - other_out], axis=1)
         squares = (left.swapaxes(1, 2) @ left) * (right @ right.swapaxes(1, 2))
-        size = np.linalg.norm(theirs[results[two.name]].astype(np.float64)) or 1.0
+        size = np.linalg.norm(theirs[two.sublayer.result].astype(np.float64)) or 1.0
         sizes = np.sqrt(np.maximum(squares.sum(axis=(1, 2)), 0.0)) / size
         for number, share in enumerate(_changes(index, changed, one, two)):
             rows.append(ChangedHead(f"{one.name}.{number}", share, float(sizes[number])))
         for number in np.argsort(-sizes, kind="stable")[:top].tolist():
-            moved[f"{one.name}.{number}"] = results[two.name], left[number] @ right[number]
+            moved[f"{one.name}.{number}"] = two.sublayer.result, left[number] @ right[number]
     rows.sort(key=lambda row: -row.written)
     outputs = [own[name] for name in index.view.outputs]
     error = _error([*values_of(changed, other_case, changed.view.outputs).values()], outputs)

@@ -89,7 +89,7 @@ def head_pictures(
                 "kind": "neuron" if isinstance(each.sublayer, NeuronHeads) else "head",
                 "cross": isinstance(each.sublayer, Attention) and each.sublayer.cross,
                 "activation": [*map(_rounded, activations[each.name][shown, number])],
-                "pattern": _pattern(each, number, patterns.get(each.name), shown),
+                "pattern": _pattern(each, number, patterns[each.name], shown),
                 "tokens": read.get(name, []),
                 "scores": why.get(name),
                 "effects": None if effect is None else [*map(_rounded, effect[shown])],
@@ -119,27 +119,19 @@ def head_pictures(
 
 def _recorded(index: HeadIndex, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
     """(patterns [heads, dest, src] or [tokens, heads, 1 + m], activations [tokens, members])."""
-    known = hooks_of(index)
-    wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
-    sublayers = {each.name: each for each in index.sublayers}
-    patterns, activations = dict[str, Array](), dict[str, Array]()
-    (found,) = recorded(index, [case], {hook: known[hook] for hook in wanted if hook in known})
-    for name, array in found.items():
-        sublayer, _, hook = name.rpartition(".")
-        if hook == "hook_pattern":
-            patterns[sublayer] = array[0]
-        else:
-            rows = index[f"{sublayer}.W_O"]
-            activations[sublayer] = _activations(sublayers[sublayer], array[0].astype(np.float64), rows)
-    return patterns, activations
+    hooks = {name: hook for name, hook in hooks_of(index).items() if name.endswith((".hook_pattern", ".hook_z"))}
+    (found,) = recorded(index, [case], hooks)
+    patterns = {each.name: found[f"{each.name}.hook_pattern"][0] for each in index.sublayers}
+    return patterns, {each.name: _activations(index, each, found[f"{each.name}.hook_z"][0]) for each in index.sublayers}
 
 
-def _activations(named: Named, z: Array, rows: Array) -> Array:
+def _activations(index: HeadIndex, named: Named, z: Array) -> Array:
     """[tokens, members] of z [tokens, heads, d_head]: a neuron's output along its row of W2, a head's norm."""
+    z = z.astype(np.float64)
     if isinstance(named.sublayer, NeuronHeads):
         factors = np.array([group.factor for group in named.sublayer.groups])
         return np.asarray(np.einsum("tgn,g->tn", z.reshape(len(z), len(factors), -1), factors))
-    return np.asarray(np.linalg.norm(np.einsum("thk,hkd->thd", z, rows.astype(np.float64)), axis=-1))
+    return np.asarray(np.linalg.norm(np.einsum("thk,hkd->thd", z, index[f"{named.name}.W_O"]), axis=-1))
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
@@ -161,20 +153,15 @@ def _read(
     if not names:
         return {}, {}
     made = head_tokens(index, names=names, top=_LISTED_TOKENS, tokenizer=tokenizer)
-    for row in made.rows:
-        top, bottom = (
-            [[made.text_of(token), _rounded(score)] for token, score in each] for each in (row.top, row.bottom)
-        )
-        found = {"side": row.side, "share": round(row.share, 4), "top": top, "bottom": bottom}
-        rows.setdefault(row.head, []).append(found)
+    for row in made.to_json()["rows"]:
+        ends = {end: [[text, _rounded(score)] for _, text, score in row[end]] for end in ("top", "bottom")}
+        rows.setdefault(row["head"], []).append({"side": row["side"], "share": round(row["share"], 4), **ends})
     return rows, dict(made.missing)
 
 
-def _pattern(named: Named, number: int, pattern: Array | None, shown: slice) -> list[Any] | None:
+def _pattern(named: Named, number: int, pattern: Array, shown: slice) -> list[Any]:
     """The patterns of a head, or of all heads of a neuron."""
     own = named.sublayer
-    if pattern is None:
-        return None
     if isinstance(own, NeuronHeads):
         found = [pattern[shown, each] for each in range(number, own.heads, own.neurons)]
     else:

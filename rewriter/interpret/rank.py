@@ -38,20 +38,26 @@ _HEADS_AT_ONCE, _MAX_SCORED_ENTRIES = 2**10, 2**22  # for which a table of embed
 
 @dataclass(frozen=True, eq=False)
 class HeadSide:
-    """The input or output factors of a sublayer's heads, scaled to a product of norm 1 (or 0)."""
+    """The input or output factors of a sublayer's heads."""
 
     named: Named
     kinds: str  # of composition; empty for an output
     data: str  # the tensor that is read, or the result
-    make: Callable[[], Array]  # [members, rank, d_model]; members are heads, or neurons
+    factors: Callable[[], Array]  # [members, rank, d_model]; members are heads, or neurons
+
+    def make(self) -> Array:
+        """The factors, scaled to a product of norm 1 (or 0)."""
+        array = _checked(self.factors(), self.named)
+        wide = array.astype(np.float64)
+        norms = np.linalg.norm(wide, axis=(1, 2), keepdims=True)
+        return np.asarray((wide / np.where(norms == 0.0, 1.0, norms)).astype(array.dtype))
 
 
 def written(index: HeadIndex, named: Named) -> HeadSide:
     """The output factors of heads: R W_O for W_V = Q R, or rows of W2."""
     own = named.sublayer
     if isinstance(own, NeuronHeads):
-        rows = AffineMap(own.output, index.value_of)
-        return HeadSide(named, "", own.result, lambda: _unit(rows.weight()[:, None], named))
+        return HeadSide(named, "", own.result, lambda: AffineMap(own.output, index.value_of).weight()[:, None])
     return HeadSide(named, "", own.result, _product(index, named, "V", "O"))
 
 
@@ -65,8 +71,7 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
         ]
 
     def columns(projection: Projection) -> Array:
-        weight = AffineMap(projection, index.value_of, index.folded(projection.data)).weight()
-        return _unit(weight.T[:, None], named)
+        return AffineMap(projection, index.value_of, index.folded(projection.data)).weight().T[:, None]
 
     # Keys are constants; so are values in heads with c = 0.
     kinds = {"Q": own.query} | ({"V": own.value} if any(group.head.c for group in own.groups) else {})
@@ -87,7 +92,7 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
     def made() -> Array:
         other = _tall(index, named, second)
-        return _unit(root().astype(other.dtype) @ np.swapaxes(other, -1, -2), named)
+        return np.asarray(root().astype(other.dtype) @ np.swapaxes(other, -1, -2))
 
     return made
 
@@ -96,12 +101,6 @@ def _tall(index: HeadIndex, named: Named, part: str) -> Array:
     """[heads, d_model, d_head] of the weights Q, K, V or O."""
     array = _checked(index[f"{named.name}.W_{part}"], named)
     return np.swapaxes(array, -1, -2) if part == "O" else array
-
-
-def _unit(array: Array, named: Named) -> Array:
-    wide = _checked(array, named).astype(np.float64)
-    norms = np.linalg.norm(wide, axis=(1, 2), keepdims=True)
-    return np.asarray((wide / np.where(norms == 0.0, 1.0, norms)).astype(_wide(array).dtype))
 
 
 def _checked(array: Array, named: Named) -> Array:

@@ -27,7 +27,7 @@ from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import extract, split, upstream
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
-from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
+from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.cases import Case, Maker, load_cases
@@ -74,7 +74,7 @@ def run_with_cache(
     index = indexed(model, program=program)
     given = cases_of(index, inputs)
     hooks = hooks_of(index)
-    wanted = matching((names,) if isinstance(names, str) else names, hooks, "hook", ", ".join([*hooks][:8]))
+    wanted = matching(names, hooks, "hook", ", ".join([*hooks][:8]))
     outputs = {name: Hook((name,), itemgetter(name)) for name in index.view.outputs}
     cache, ends = recorded(index, given.cases, {name: hook for name, hook in hooks.items() if name in wanted}, outputs)
     return Cached(ends, cache, index, given.spelled)
@@ -161,25 +161,23 @@ def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
     def by_token(z: Array) -> Array:
         return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
 
-    def projected(side: HeadColumns, *, values: bool) -> Hook:
-        def make(tapped: Values) -> Array:
-            made = tapped[side.operator.output]
-            rows = made.reshape(len(by_token(tapped[own.z])), -1, made.shape[-1])
-            return with_biases(side, rows, values=values)
+    def by_sequence(output: str, made: Callable[[Array, int], Array]) -> Hook:
+        """What `made` makes of an output and the number of sequences."""
+        return Hook((output, own.z), lambda tapped: made(tapped[output], len(by_token(tapped[own.z]))))
 
-        return Hook((side.operator.output, own.z), make)
+    def projected(side: HeadColumns, *, values: bool) -> Hook:
+        def make(output: Array, batch: int) -> Array:
+            return with_biases(side, output.reshape(batch, -1, output.shape[-1]), values=values)
+
+        return by_sequence(side.operator.output, make)
 
     def by_head(tensor: str) -> Hook:
         return Hook((tensor,), lambda values: values[tensor].reshape(-1, own.heads, *values[tensor].shape[-2:]))
 
-    def normed(norm: HeadNorm) -> Hook:
-        output = norm.norm.output
-        return Hook((output, own.z), lambda tapped: norm.by_head(tapped[output], len(by_token(tapped[own.z]))))
-
     for side, columns in (("q", own.query), ("k", own.key)):
         yield f"hook_{side}", projected(columns, values=False)
         if columns.norm:
-            yield f"hook_{side}_normed", normed(columns.norm)
+            yield f"hook_{side}_normed", by_sequence(columns.norm.norm.output, columns.norm.by_head)
     yield "hook_v", projected(own.value, values=True)
     yield "hook_z", Hook((own.z,), lambda values: by_token(values[own.z]))
     yield "hook_attn_scores", by_head(own.scores)

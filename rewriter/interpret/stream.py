@@ -39,21 +39,14 @@ class FrozenNorm:
         data = rows - rows.mean(axis=-1, keepdims=True) if self.centred else rows
         return np.asarray(data * self.scale * self.factors[:, None])
 
-    def linear_at(self, token: int, rows: Array) -> Array:
-        """The contribution of rows [K, D] at one token."""
-        return replace(self, factors=self.factors[[token]]).linear(rows)
+    def at(self, token: int) -> FrozenNorm:
+        """The normalisation of rows [K, D] at one token."""
+        return replace(self, factors=self.factors[[token]])
 
     def back(self, gradient: Array) -> Array:
         """[T, D] at the result to [T, D] at the stream."""
         inner = gradient * (self.scale * self.factors[:, None])
         return np.asarray(inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner)
-
-    def back_at(self, token: int, rows: Array) -> Array:
-        """[K, D] at the result of one token to [K, D] at the stream."""
-        return replace(self, factors=self.factors[[token]]).back(rows)
-
-    def constant(self, gradient: Array) -> float:
-        return float((gradient * self.bias).sum())
 
 
 def unchanged(stream: Array) -> FrozenNorm:

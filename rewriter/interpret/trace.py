@@ -311,10 +311,8 @@ class Tracer:
             elif name in self.view.initializers:
                 held = self.view.initializers[name]
                 external = held.data_location == onnx.TensorProto.EXTERNAL
-                yield (
-                    number,
-                    name if external else (held.data_type, *held.dims, onnx.numpy_helper.to_array(held).tobytes()),
-                )
+                entries = b"" if external else onnx.numpy_helper.to_array(held).tobytes()
+                yield number, name if external else (held.data_type, *held.dims, entries)
 
     def norm(self, tensor: str) -> Norm | None:
         """The normalisation whose output a tensor is."""

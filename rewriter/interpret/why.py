@@ -106,12 +106,12 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
 
 
 def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
-    """Attention sublayer to its scores, except those inside an operator."""
+    """Attention sublayer to its scores."""
     return {
         named.name: ScoreTerms(run, place, named.name, named.sublayer)
         for place, stage in enumerate(run.chain.stages)
         for named in stage.sublayers
-        if isinstance(named.sublayer, Attention) and named.sublayer.pattern
+        if isinstance(named.sublayer, Attention)
     }
 
 
@@ -134,7 +134,7 @@ class Reads:
         """Source to its part of `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
         frozen, name = self._frozen(side), f"{self._name}.{name}"
         found = {name: bias[None], f"{self._name}.ln.b": (weight.T @ frozen.bias)[None]}
-        found |= written.along(self._place, token, frozen.back_at(token, weight.T))
+        found |= written.along(self._place, token, frozen.at(token).back(weight.T))
         return {source: part for source, part in found.items() if part.any()} or {name: bias[None]}
 
 

@@ -111,9 +111,8 @@ def render_heads(data: Mapping[str, Any]) -> str:
     style, made = f"{resource('style.css')}\n{resource('heads.css')}", _shortened(data)
     for head in made["heads"]:
         # Patterns are most of the page; the script makes weights and rows of all `keys` again.
-        patterns = head["pattern"] or []
-        head["keys"] = max((len(row) for rows in patterns for row in rows), default=0)
-        head["pattern"] = head["pattern"] and [[*map(_packed, rows)] for rows in patterns]
+        head["keys"] = max((len(row) for rows in head["pattern"] for row in rows), default=0)
+        head["pattern"] = [[*map(_packed, rows)] for rows in head["pattern"]]
     return _filled("heads.html.j2", style, resource("heads.js"), data=made)
 
 
