@@ -12,6 +12,9 @@ from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes
 from rewriter.proof.values.prints import Fingerprints
 
+_APART = ("Add", "Sub", "Sum", "Concat")
+"""Operators whose operands all show in the result, whatever the others are."""
+
 
 class Signs:
     """The signs that one model took in all its evaluations, by node."""
@@ -38,7 +41,8 @@ class Signs:
         behind: dict[str, frozenset[str]] = {}  # signs that decide which entries reach a tensor
         least = math.inf
         for node in iter_nodes(self._program.graph.node):
-            signs = frozenset[str]().union(*(behind.get(name, ()) for name in node.input))
+            given = [behind.get(name, frozenset()) for name in node.input]
+            signs = max(given, key=len) if node.op_type in _APART else frozenset[str]().union(*given)
             if key_of(node) not in ELEMENTWISE and node.op_type not in MOVES:  # several entries meet here
                 signs &= self._single
             signs |= self._taken.keys() & {*node.output}

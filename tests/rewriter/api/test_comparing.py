@@ -244,10 +244,7 @@ def test_heads_that_take_so_many_tokens() -> None:
 
 
 def test_only_inputs_that_the_heads_of_a_network_take_are_tried() -> None:
-    """Form whole keeps its longest sequence in the plan of the network; 17 tokens, the usual length, do not run.
-
-    Padding is read as a mask at any length: a token that may attend to nothing computes what the original does.
-    """
+    """Form whole keeps its longest sequence in its plan, and reads padding as a mask, even where all of it is masked."""
     model = FOLDER / "silu-decoder.onnx"
     found = validate(model, rewrite(model, form="whole", max_tokens=6, validate=False).rewritten)
     assert (found.verdict, found.failures) == ("certified at the sizes tried", ())

@@ -76,7 +76,6 @@ LIMITS = "k9", "k1", "k05", "k11", "k121", "k65504", "k1e8"
 CHOICES = (f"c{k} = Less({limit}, x) h{k + 1} = Where(c{k}, h{k}, x)" for k, limit in enumerate(LIMITS))
 SEVEN = f"{' '.join(CHOICES)} y = Identity(h7)"
 
-
 VARIANTS: dict[str, tuple[str, str, str]] = {
     # 01: rows of two tensors
     "rows, a sum": (
