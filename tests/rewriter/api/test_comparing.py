@@ -244,7 +244,7 @@ def test_heads_that_take_so_many_tokens() -> None:
 
 
 def test_only_inputs_that_the_heads_of_a_network_take_are_tried() -> None:
-    """Form whole keeps its longest sequence in its plan, and reads padding as a mask, even where all of it is masked."""
+    """Form whole keeps its longest sequence in the plan, and reads padding as a mask, also where all is masked."""
     model = FOLDER / "silu-decoder.onnx"
     found = validate(model, rewrite(model, form="whole", max_tokens=6, validate=False).rewritten)
     assert (found.verdict, found.failures) == ("certified at the sizes tried", ())
