@@ -43,7 +43,7 @@ def export_model(
     """Build, calibrate, export, clean, check and save one model.
 
     Weights above 1.8 GB go to `output` + `.data`, beside the file. Both are written to a temporary folder first.
-    Trained weights come with `tokenizer.json`, beside the file too; another one there is left as it is.
+    Trained weights come with `tokenizer.json`, beside the file too; one of another model is not overwritten.
 
     Raises:
         UsageError: An option is not supported, a package is missing, or a `tokenizer.json` would be overwritten.

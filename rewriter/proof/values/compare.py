@@ -165,7 +165,8 @@ class _Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._reason, self._refuted = "", ""
-        self._signs = Signs(self.a), Signs(self.b)
+        self._signs: tuple[Signs, Signs]  # of a reading
+        self._alike: EqualTensors | None
         self._blocks, self._about = blocks, ""  # an activation of A that the reason is about
         self.unable = False  # whether an evaluation could not be carried out
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()  # of the first round
@@ -214,11 +215,11 @@ class _Pair:
                 continue
             if self._refuted and (reading.snaps or not reading.in_reals):
                 continue  # claims take numbers that nodes compute for exact, and others as their bits say
+            self._signs, self._alike = (Signs(self.a), Signs(self.b)), None
             if reading != _READINGS[0] and self._round(reading, [self.points[:1]]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
-            self._signs, self._last = (Signs(self.a), Signs(self.b)), ((), ())
-            at_once = _ROUNDS if self._large else 1
+            self._last, at_once = ((), ()), _ROUNDS if self._large else 1
             while (more := self._more(len(rounds))) and (
                 found := self._round(reading, [self._round_of(len(rounds) + k) for k in range(at_once)])
             ) is not None:
@@ -261,8 +262,8 @@ class _Pair:
         """Whether a result of a decision in either model was drawn with too few signs to have been seen."""
         if all(each.fewest() >= _COINS for each in self._signs):
             return False
-        equal = EqualTensors(self.a, self.b, self._last)
-        known = equal.of_a, equal.of_b
+        self._alike = self._alike or EqualTensors(self.a, self.b, self._last)
+        known = self._alike.of_a, self._alike.of_b
         return any(each.fewest(*names) < _COINS for each, names in zip(self._signs, known, strict=True))
 
     def _round_of(self, number: int) -> list[Case]:

@@ -60,9 +60,10 @@ class Fingerprints(Evaluator):
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         self.field.coins = 0
         super().node(node, environment)
-        if self.field.coins:
-            self.signs[next(filter(None, node.output))] = self.field.coins
-            self.field.coins = 0
+        name = next(filter(None, node.output), None)
+        if self.field.coins and name:
+            self.signs[name] = self.field.coins
+        self.field.coins = 0
 
     def record(self, name: str, value: Any) -> None:
         super().record(name, value)

@@ -13,7 +13,7 @@ from rewriter.graph.walk import iter_nodes
 from rewriter.proof.values.prints import Fingerprints
 
 _APART = ("Add", "Sub", "Sum", "Concat")
-"""Operators whose operands all show in the result, whatever the others are."""
+"""Operators whose result shows a change of any operand."""
 
 
 class Signs:

@@ -223,7 +223,6 @@ function vocabulary(head) {
 // -- patterns -------------------------------------------------------------------------------------------------------
 
 function patterns(head) {
-  if (head.pattern === null) return [make("p", {}, "An operator keeps this pattern to itself.")];
   return head.pattern.flatMap((rows, place) => pattern(head, rows, head.pattern.length > 1 ? `head ${place + 1} of this neuron` : ""));
 }
 
