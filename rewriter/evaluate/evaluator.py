@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache, cached_property, lru_cache
@@ -245,14 +245,16 @@ class Evaluator:
         *,
         in_reals: bool = False,
         replaced: Mapping[str, Any] | None = None,
+        turned: Container[str] = (),
     ) -> None:
         """In a field, random residues replace the floats of `feeds`.
 
         With `in_reals`, arithmetic on constant floats is that of the reals (of float64) instead of the runtime's.
-        Values of `replaced` take the place of what nodes compute.
+        Values of `replaced` take the place of what nodes compute; comparisons of integers in `turned` have the other
+        result.
         """
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
-        self.in_reals, self.replaced = in_reals, replaced or {}
+        self.in_reals, self.replaced, self.turned = in_reals, replaced or {}, turned
         self.opsets = program.opsets
         # Tensors that are still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
@@ -375,8 +377,11 @@ class Evaluator:
         opaque = found is None and kind not in INTEGERS and not subgraphs(node) and isinstance(self.arithmetic, Field)
         if not depends and not (call.decided and (opaque or self.takes_rows(call, operands))):
             made = self._plain(call, operands)
-            if kind in COMPARISONS and not self.fixed.issuperset(node.input):
-                self._note_choice(call, operands, tuple_of(made)[0])
+            compared = [*operands, np.int64(0)][:2]  # a Boolean that is cast says whether a number is 0
+            cast = kind == "Cast" and tuple_of(made)[0].dtype == np.bool_ and operands[0].dtype.kind in "iu"
+            if (cast or kind in COMPARISONS) and not self.fixed.issuperset(node.input):
+                self._note_choice(call, compared, tuple_of(made)[0])
+                made = np.logical_not(tuple_of(made)[0]) if node.output[0] in self.turned else made
             return made
         return self._opaque(call, operands) if found is None else found(call, *operands)
 

@@ -69,6 +69,8 @@ _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
 """Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
 _COINS = 40
 """Signs with which each result of a decision must have been drawn, in all rounds."""
+_MOST_TURNED = 2**4
+"""Sets of comparisons of integers that are given the result that they never had."""
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
 """The share of an output's norm that float64 may be off by, that of its largest number below which numbers are
@@ -138,6 +140,21 @@ def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
     """Whether some values of an output are far from the others; ones near 0 are measured on the largest."""
     least = _NEAR_ZERO * max(magnitude(x) for x, _ in pairs)
     return any(misplaced(x, y).any() or relative_error(x, y, max(norm(x), least)) > _GROSS for x, y in pairs)
+
+
+def _one_sided(a: Sequence[Replacing], b: Sequence[Replacing]) -> dict[str, frozenset[str]]:
+    """Comparisons of inputs' integers that always had the same result, by name in A, with the same ones of B."""
+    keys: Sequence[dict[str, list[int | None]]] = {}, {}
+    for side, runs in zip(keys, (a, b), strict=True):
+        for name in {name for each in runs for name in each.choices}:
+            side[name] = [each.choices[name][0] if name in each.choices else None for each in runs]
+    found = dict[str, frozenset[str]]()
+    for name, own in keys[0].items():
+        made = [each.choices[name] for each in a if name in each.choices]
+        same = frozenset(other for other, theirs in keys[1].items() if theirs == own)
+        if same and all(decided for *_, decided in made) and len(frozenset().union(*(each[1] for each in made))) == 1:
+            found[name] = same
+    return found
 
 
 class _Pair:
@@ -380,7 +397,11 @@ class _Pair:
             self._last = ours, theirs
         self._signs[0].add(ours)
         self._signs[1].add(theirs)
-        unfit = self._unfit(reading, ours, theirs) or self._decided_otherwise(reading, ours, theirs, cases)
+        unfit = (
+            self._unfit(reading, ours, theirs)
+            or self._decided_otherwise(reading, ours, theirs, cases)
+            or self._never_compared(reading, ours, theirs, cases)
+        )
         self._reason = unfit or self._reason
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
         return None if unfit else tuple(f"{value:.9g} = {text}" for each in snapped for value, text in each)
@@ -549,10 +570,11 @@ class _Pair:
         new = next((name for key, name in chosen.items() if key not in there), None)
         if new is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
-        one_way = self._one_way(a, b)
-        if one_way:
-            self._about = self._block_behind(one_way)
-            return f"'{one_way}' compares integers that the first model does not, always with the same result"
+        for one, other, which in ((a, b, "first"), (b, a, "second")):
+            one_way = self._one_way(one, other)
+            if one_way:
+                self._about = self._block_behind(one_way)
+                return f"'{one_way}' compares integers that the {which} model does not, always with the same result"
         for ours, theirs in zip(a, b, strict=True):
             loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
             if loose and reading not in self._heads:
@@ -574,7 +596,7 @@ class _Pair:
         return ""
 
     def _one_way(self, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
-        """A comparison of integers in B alone that always had the same result: other values may be rare.
+        """A comparison of integers in one model alone that always had the same result: other values may be rare.
 
         Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
         """
@@ -582,9 +604,42 @@ class _Pair:
         for ours, theirs in zip(a, b, strict=True):
             known = {key for key, *_ in ours.choices.values()}
             for name, (key, found, decided) in theirs.choices.items():
-                if (decided or self._claims) and (key not in known or name in results):
+                if (decided or (self._claims and theirs.program is self.b)) and (key not in known or name in results):
                     results.setdefault(name, set()).update(found)
         return next((name for name, found in results.items() if len(found) < len((True, False))), "")
+
+    def _never_compared(
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
+    ) -> str:
+        """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
+
+        Comparisons that both models make, always with the same result, get the other one: each set of them, those that
+        are made only then included. What cannot be evaluated so is not tried.
+        """
+        pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
+        for in_a, in_b, a, b in pending:
+            if (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]) and in_a:
+                return f"output '{differing[0]}' has other values where the result of '{min(in_a)}' is another"
+            for name, same in _one_sided(a, b).items():
+                both = in_a | {name}, in_b | same
+                if both[0] in tried:
+                    continue
+                if len(tried) == _MOST_TURNED:
+                    return f"inputs may choose by '{name}' and others, in more ways than can be tried"
+                tried.add(both[0])
+                made = list[list[Replacing]]()
+                for program, turned, own in zip((self.a, self.b), both, (ours, theirs), strict=True):
+                    fields = self._fields_again(reading, program, own)
+                    runs, failed = self._evaluated(program, fields, cases, reading, turned=turned)
+                    made += [] if any(failed) else [runs]
+                if len(made) == len(both):
+                    pending.append((*both, made[0], made[1]))
+        return ""
+
+    def _fields_again(self, reading: Reading, program: Program, runs: Sequence[Replacing]) -> list[Field]:
+        """The fields of some evaluations of a model, for other ones of it."""
+        known = self._products if program is self.b else ()
+        return [reading.field(each.field.modulus, each.field.key, known) for each in runs]
 
     def _decided_otherwise(
         self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
@@ -600,10 +655,7 @@ class _Pair:
             if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
                 return _COIN
             for turn in (-1, 0):
-                fields = [
-                    reading.field(x.field.modulus, x.field.key, self._products if program is self.b else ())
-                    for x in own
-                ]
+                fields = self._fields_again(reading, program, own)
                 for field, each in zip(fields, apart, strict=True):
                     field.turned, field.turn = frozenset(each), turn
                 turned, failed = self._evaluated(program, fields, cases, reading)

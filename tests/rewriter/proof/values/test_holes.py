@@ -47,6 +47,31 @@ def test_a_pair_of_files(stem: str) -> None:
     assert judged(*(FOLDER / f"{stem}_{side}.onnx" for side in "ab")) is (stem in RIGHT)
 
 
+RARE = "int64[n] ids, int64 flag, float[n] x"
+EITHER = "else_branch = e () => (float[n] w) { w = Neg(x) }"
+IFS = f"""c = Equal(flag, large) y = If(c) <{EITHER}, then_branch = t () => (float[n] y) {{
+    d = Equal(flag, larger) y = If(d) <{EITHER}, then_branch = u () => (float[n] v) {{ v = Mul(BODY) }}> }}>"""
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "right"),
+    [
+        ("c = Equal(ids, large) r = Mul(x, k9) y = Where(c, r, x)", "c = Equal(ids, large) y = Where(c, k9, x)", False),
+        ("c = Less(ids, large) r = Neg(x) y = Where(c, r, x)",
+         "c = GreaterOrEqual(ids, large) r = Neg(x) y = Where(c, x, r)", True),
+        ("d = Sub(ids, large) c = Cast<to = 9>(d) y = Where(c, x, k9)",
+         "d = Sub(ids, large) c = Cast<to = 9>(d) y = Where(c, x, k1)", False),
+        ("c = Equal(ids, large) y = Where(c, k9, x)", "y = Identity(x)", False),
+        ("y = Identity(x)", "c = Equal(ids, large) y = Where(c, k9, x)", False),
+        (IFS.replace("BODY", "x, k9"), IFS.replace("BODY", "x, k1"), False),
+        (IFS.replace("BODY", "x, k9"), IFS.replace("BODY", "k9, x"), True),
+    ],
+)  # fmt: skip
+def test_integers_that_no_input_drawn_holds(a: str, b: str, right: bool) -> None:
+    """Such as an id beyond the vocabulary: what it chooses must be the same, although no input chose it."""
+    assert certify(model(RARE, a), model(RARE, b)).certificate.certified is right
+
+
 @pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
 def test_a_plan_claims_an_accuracy_that_the_user_repeats() -> None:
     files = [FOLDER / f"12_plan_asks_accuracy_{side}.onnx" for side in "ab"]
@@ -200,7 +225,7 @@ INTEGERS = {
     "zero": [0], "one": [1], "two": [2], "rows3": [-1, 3], "rows4": [-1, 4], "rows8": [-1, 8], "s33": [-1, 3, 3],
     "s31": [-1, 3, 1], "s13": [-1, 1, 3], "s111": [1, -1, 1], "sm11": [-1, 1, 1], "s74": [7, 4],
     "s741": [7, 4, 1], "s0m4": [0, -1, 4],
-    "sm1": [-1],
+    "sm1": [-1], "large": 99_999, "larger": 123_456,
 }  # fmt: skip
 NUMBERS = {
     "k0": 0.0, "k0_1": [0.0], "k1": 1.0, "k111": [[[12345.0]]],
