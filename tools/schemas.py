@@ -72,7 +72,7 @@ ABOUT: dict[str, str] = {
     "RuntimeCertification.version": "Version of this schema.",
     "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
     "Comparison.version": "Version of this schema.",
-    "Comparison.error_ratio": "The largest error of B over that of A, both against float64; null if not evaluated.",
+    "Comparison.error_ratio": "Root mean square error of B over that of A, against float64; null if not evaluated.",
     "Comparison.exit_status": "What the command line exits with: 0 certified or agreeing, 1 not proved or different.",
 }
 """Descriptions that the dataclasses lack."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import nan
+from itertools import repeat
+from math import hypot, nan
 from typing import Any
 
 import ml_dtypes
@@ -29,7 +30,7 @@ from rewriter.proof.inputs.specs import Kind, is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
-from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
+from rewriter.proof.rule import Judgement, compared, norm, relative_error, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, run_model, told
 from rewriter.proof.settings import Settings
 
@@ -59,7 +60,7 @@ class ProviderRun:
     """A run on one execution provider."""
 
     compared: Mapping[str, Judgement]  # the rule, output by output; the worse of both optimisation levels
-    # largest error against float64, rewritten over original; None where that was not evaluated
+    # root mean square error against float64, rewritten over original, of the worst output; None if not evaluated
     error_ratio: float | None
     # nodes that fell back to the CPU, except nodes that do in the original too, and nodes that compute shapes, which
     # onnxruntime leaves there on purpose
@@ -386,7 +387,10 @@ def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
 
 
 def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
-    """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
+    """The distance from the original in float64, rewritten over original: the largest of outputs and both ways.
+
+    Distances are Euclidean, over all cases, as in `rule`: the largest error of an entry is a matter of chance.
+    """
     truth, ratios = before.truth or ({},), list[float]()
     every = [*truth, *(case for runs in (before, after) for way in ways for case in runs.ways[way].results)]
     shared = (each for each in truth[0] if all(each in case for case in every))
@@ -394,8 +398,9 @@ def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> fl
         exact = [case[output] for case in truth]
         for way in ways:
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
-            least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
-            old, new = (max(largest_gap(exact, values), least) for values in (own, theirs))
+            size = hypot(*map(norm, exact))
+            least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * size
+            old, new = (max(hypot(*map(relative_error, exact, values, repeat(1.0))), least) for values in (own, theirs))
             # An evaluation far from the original, because an operator decides by rounding, is not informative.
-            ratios += [new / old] if 0.0 < old * old < least * max(map(magnitude, exact)) else []
+            ratios += [new / old] if 0.0 < old * old < least * size else []
     return max(ratios, default=None)

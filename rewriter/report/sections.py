@@ -60,7 +60,7 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
         text = ", text among them" if any(name.endswith("text") for name in proof.cases) else ""
         where = f"{counted(len(proof.cases), 'input')}{text}, on {', '.join(proof.providers)}"
-        ratio = f"; their error is {proof.error_ratio:.2f} times the original's own error against float64"
+        ratio = f"; against float64 their root mean square error is {proof.error_ratio:.2f} times the original's"
         ratio = "" if isnan(proof.error_ratio) else ratio
         far = f": the outputs differ by at most {written(max(outputs), 'error')}{ratio}" if outputs else ""
         yield "run", "Only run", f"on {where}{far}."
