@@ -141,6 +141,8 @@ def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     steepest, offset = (max(map(abs, each)) for each in zip(*(group.head.logits[0] for group in groups), strict=True))
     single = compute_type == onnx.TensorProto.FLOAT
     largest, underflow = (LARGEST_FLOAT32_QUERY, 256.0) if single else (LARGEST_QUERY, 1024.0)
+    if any(abs(offset) > underflow for group in groups for _, offset in group.head.logits):
+        underflow = largest  # told from the offsets of steep keys
     return float(2.0 ** ceil(log2(max(steepest * largest + offset, underflow))))
 
 

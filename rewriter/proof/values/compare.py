@@ -77,7 +77,8 @@ _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
 measured on that, and the bound of an activation that may allow more."""
 _DRAWS = 4
 """How often real inputs of a small model are drawn, at all sizes and then at the first."""
-_LOWEST = -(2.0**98)  # beyond it are masks, such as -1e30; offsets of steep heads in float64 are less than 2^97
+_LOWEST = {False: -(2.0**59), True: -(2.0**98)}
+"""Beyond it are masks, by whether the model is in float64; offsets of steep heads are less, 2^97 in float64."""
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
 _ISOLATED = 2**22
@@ -91,11 +92,10 @@ class Reading:
     snaps: bool = False  # scalars as the numbers that they are rounded from
     in_reals: bool = False  # arithmetic on constants as that of the reals, not of their type
     folds: bool = False  # constants that a tool folded as the exact product
-    unmasked: bool = False  # numbers of at most -200 as numbers, which heads that are written out have as offsets
+    low: float = -200.0  # numbers down to this are numbers, beyond it masks; heads have offsets far below the default
 
     def field(self, modulus: Modulus, key: bytes, products: Sequence[Product] = ()) -> Field:
-        low = {"low": _LOWEST} if self.unmasked else {}
-        return Field(modulus, key, snaps=self.snaps, products=products, **low)
+        return Field(modulus, key, snaps=self.snaps, products=products, low=self.low)
 
 
 def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None, first: int = 0) -> list[Case]:
@@ -111,11 +111,13 @@ def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None
     return list(found.values())
 
 
-_READINGS = (
-    Reading(), Reading(snaps=True), Reading(in_reals=True), Reading(snaps=True, in_reals=True),
-    Reading(snaps=True, folds=True), Reading(snaps=True, in_reals=True, folds=True),
-    Reading(unmasked=True), Reading(snaps=True, unmasked=True),
-)  # fmt: skip
+def _readings(double: bool) -> Sequence[Reading]:
+    low = _LOWEST[double]
+    return (
+        Reading(), Reading(snaps=True), Reading(in_reals=True), Reading(snaps=True, in_reals=True),
+        Reading(snaps=True, folds=True), Reading(snaps=True, in_reals=True, folds=True),
+        Reading(low=low), Reading(snaps=True, low=low), Reading(in_reals=True, low=low),
+    )  # fmt: skip
 
 
 def compare(a: LoadedModel, b: LoadedModel, **options: Any) -> Certificate:
@@ -176,6 +178,8 @@ class _Pair:
         self._small = self._drawn_small()
         self._sizes: Mapping[Kind, int] = {}
         self.outputs = [value.name for value in a.proto.graph.output]
+        outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
+        self._readings = _readings(onnx.TensorProto.DOUBLE in outputs)
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
         self._claims, self._limit = claims or {}, limit
         self._views = all_views(self.a.proto)
@@ -227,13 +231,13 @@ class _Pair:
     def compared(self) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
-        for reading in _READINGS:
+        for reading in self._readings:
             if reading.folds and not self.folds:
                 continue
             if self._refuted and (reading.snaps or not reading.in_reals):
                 continue  # claims take numbers that nodes compute for exact, and others as their bits say
             self._signs, self._alike = (Signs(self.a), Signs(self.b)), None
-            if reading != _READINGS[0] and self._round(reading, [self.points[:1]]) is None:
+            if reading != self._readings[0] and self._round(reading, [self.points[:1]]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
             self._last, at_once = ((), ()), _ROUNDS if self._large else 1
@@ -341,7 +345,7 @@ class _Pair:
         return Certificate(
             certified=True,
             sizes=tuple(each.name for each in self.points) if tried_only or partly else (),
-            bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**_ROUNDS)),
+            bits=math.floor(-math.log2(len(self._readings) * _CHANCE**_ROUNDS)),
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(each.spelling for each in self.folds.values()) if reading.folds else (),
             tried_only=tried_only,
