@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any
 
@@ -37,6 +37,8 @@ _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
 _MOST_STEPS, _MOST_MOVED = 20_000, 2**22
+_SMALL = 2**10
+"""Entries of a constant that a linear layer may add."""
 _SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
 """The numerator and the denominators of a short number."""
 UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
@@ -57,6 +59,13 @@ class Kept(Fingerprints):
             weights = self.program.weights(self.program.graph)
             self.values.update({each: environment[each] for each in node.input if each and each not in weights})
             self.values[name] = environment[name]
+
+    @cached_property
+    def numbers(self) -> dict[int, float]:
+        """The entries of small constants, by residue."""
+        small = [x.ravel() for x in self.program.constants().values() if is_float(x) and x.size <= _SMALL]
+        found = np.concatenate([np.zeros(1), *(x[np.isfinite(x)] for x in small)])
+        return dict(zip(self.field.lift(found, scalar=False).entries.tolist(), found.tolist(), strict=True))
 
     def operands(self, node: onnx.NodeProto) -> list[Any]:
         return [self.values[name] if name else None for name in node.input]
@@ -133,14 +142,15 @@ class Walk:
         return ex.mul(ex.constant(fmpq(sign * known[2].numerator, known[2].denominator)), root)
 
     def _shifted(self, entry: int) -> Expression | None:
-        """A leaf and a short number, where a linear layer adds it to what it computes; None otherwise."""
+        """A leaf and a number, short or of a small constant, that a linear layer adds to it; None otherwise."""
         p = self._run.field.p
-        for known, leaf in self._leaves.items():
-            for scale, sign in product(_SCALES, (1, -1)):
-                number = (entry - sign * known) * scale % p
-                number -= p * (number > p // 2)
-                if abs(number) <= _SHORT:
-                    return ex.add(ex.mul(ex.constant(sign), leaf), ex.constant(number / scale))
+        for (known, leaf), sign in product(self._leaves.items(), (1, -1)):
+            more, number = (entry - sign * known) % p, self._run.numbers.get((entry - sign * known) % p)
+            for scale in _SCALES:
+                short = (more * scale + _SHORT) % p - _SHORT
+                number = short / scale if number is None and short <= _SHORT else number
+            if number is not None:
+                return ex.add(ex.mul(ex.constant(sign), leaf), ex.constant(number))
         return None
 
     def _goes_on(self, node: onnx.NodeProto, index: Index) -> bool:

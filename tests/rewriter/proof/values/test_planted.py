@@ -49,6 +49,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "tanh": ("h = Tanh(y)", {}),
     "leaky ReLU": ("h = LeakyRelu(y)", {}),
     "values that are y and a constant": ("s = Mul(y, k) t = HardSigmoid(s) h = Mul(t, k)", {"constants": {"k": -0.6}}),
+    "a clip": ("h = Clip(y, low, high)", {"constants": {"low": -0.5, "high": 2.0}}),
     "without biases": (SILU, {"first": "y = MatMul(x, W1)", "second": "out = MatMul(h, W2)"}),
     "no axis of sequences": (SILU, {"inputs": f"{TWO} x", "outputs": f"{TWO} out"}),
     "four axes": (SILU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
@@ -58,14 +59,10 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-REFUSED = {("values that are y and a constant", form) for form in FORMS}
-OPEN = pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
-
-
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        pytest.param(*case, marks=OPEN if case in REFUSED else pytest.mark.slow if case[1] == "maskless" else ())
+        pytest.param(*case, marks=pytest.mark.slow if case[1] == "maskless" else ())
         for case in product(RIGHT, ("local", *FORMS))
     ],
 )
