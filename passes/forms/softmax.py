@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
+from math import ceil
 
 import numpy as np
 import onnx
@@ -143,7 +143,7 @@ def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     largest, underflow = (LARGEST_FLOAT32_QUERY, 256.0) if single else (LARGEST_QUERY, 1024.0)
     if any(abs(offset) > underflow for group in groups for _, offset in group.head.logits):
         underflow = largest  # told from the offsets of steep keys
-    return float(2.0 ** ceil(log2(max(steepest * largest + offset, underflow))))
+    return 2.0 ** (max(int(steepest * largest) + int(offset), int(underflow)) - 1).bit_length()
 
 
 def as_batches(b: Builder, tensor: Tensor, rank: int, *, alone: bool = False) -> Tensor:

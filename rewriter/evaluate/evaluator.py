@@ -377,10 +377,10 @@ class Evaluator:
         opaque = found is None and kind not in INTEGERS and not subgraphs(node) and isinstance(self.arithmetic, Field)
         if not depends and not (call.decided and (opaque or self.takes_rows(call, operands))):
             made = self._plain(call, operands)
-            compared = [*operands, np.int64(0)][:2]  # a Boolean that is cast says whether a number is 0
-            cast = kind == "Cast" and tuple_of(made)[0].dtype == np.bool_ and operands[0].dtype.kind in "iu"
-            if (cast or kind in COMPARISONS) and not self.fixed.issuperset(node.input):
-                self._note_choice(call, compared, tuple_of(made)[0])
+            asked = kind in CASTS and tuple_of(made)[0].dtype == np.bool_ and operands[0].dtype.kind in "iu"
+            if (asked or kind in COMPARISONS) and not self.fixed.issuperset(node.input):
+                # A number that becomes a Boolean is compared with 0.
+                self._note_choice(call, (operands[0], np.int64(0)) if asked else operands, tuple_of(made)[0])
                 made = np.logical_not(tuple_of(made)[0]) if node.output[0] in self.turned else made
             return made
         return self._opaque(call, operands) if found is None else found(call, *operands)

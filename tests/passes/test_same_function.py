@@ -118,8 +118,10 @@ def test_gate_as_product_where_the_product_comes_first() -> None:
 
 
 def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Text, options of `mlp` and of `rewrite`: some of what is the same above; each activation in form compact too."""
-    yield from ((text, {}, {"form": "compact"}) for text in {label: text for _, label, text in SPELLINGS}.values())
+    """Text, options of `mlp` and of `rewrite`: some of what is the same above; each activation in two other forms."""
+    for place, text in enumerate({label: text for _, label, text in SPELLINGS}.values()):
+        yield text, {}, {"form": "compact"}
+        yield text, {}, {"form": ("masked", "whole", "staged", "maskless")[place % 4]}
     yield from ((*row.values, {}) for row in [*_spellings()][::3])
     yield SILU, {"opset": 11, "ir": 3}, {}
     yield from ((text, {**options, "elem": "float16"}, {}) for _, text, options in PROGRAMS)
