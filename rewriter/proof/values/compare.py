@@ -144,18 +144,24 @@ def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
     return any(misplaced(x, y).any() or relative_error(x, y, max(norm(x), least)) > _GROSS for x, y in pairs)
 
 
-def _one_sided(a: Sequence[Replacing], b: Sequence[Replacing]) -> dict[str, frozenset[str]]:
-    """Comparisons of inputs' integers that always had the same result, by name in A, with the same ones of B."""
-    keys: Sequence[dict[str, list[int | None]]] = {}, {}
-    for side, runs in zip(keys, (a, b), strict=True):
-        for name in {name for each in runs for name in each.choices}:
-            side[name] = [each.choices[name][0] if name in each.choices else None for each in runs]
-    found = dict[str, frozenset[str]]()
-    for name, own in keys[0].items():
-        made = [each.choices[name] for each in a if name in each.choices]
-        same = frozenset(other for other, theirs in keys[1].items() if theirs == own)
-        if same and all(decided for *_, decided in made) and len(frozenset().union(*(each[1] for each in made))) == 1:
-            found[name] = same
+def _one_result(
+    runs: Sequence[Replacing], others: Sequence[Replacing], *, sizes: bool = False
+) -> dict[str, frozenset[str]]:
+    """Comparisons of inputs' integers that always had the same result, with the same ones of the other model.
+
+    With `sizes`, those of sizes are included.
+    """
+
+    def keys(each: Sequence[Replacing]) -> dict[str, list[int]]:
+        names = dict.fromkeys(name for run in each for name in run.choices)
+        return {name: [run.choices[name][0] if name in run.choices else 0 for run in each] for name in names}
+
+    found, theirs = dict[str, frozenset[str]](), keys(others)
+    for name, own in keys(runs).items():
+        made = [run.choices[name] for run in runs if name in run.choices]
+        decided = sizes or all(each for *_, each in made)
+        if decided and len(frozenset().union(*(results for _, results, _ in made))) == 1:
+            found[name] = frozenset(other for other, key in theirs.items() if key == own)
     return found
 
 
@@ -574,11 +580,11 @@ class _Pair:
         new = next((name for key, name in chosen.items() if key not in there), None)
         if new is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
-        for one, other, which in ((a, b, "first"), (b, a, "second")):
-            one_way = self._one_way(one, other)
-            if one_way:
-                self._about = self._block_behind(one_way)
-                return f"'{one_way}' compares integers that the {which} model does not, always with the same result"
+        # Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
+        alone = ((_one_result(a, b), "second"), (_one_result(b, a, sizes=bool(self._claims)), "first"))
+        for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
+            self._about = self._block_behind(one_way)
+            return f"'{one_way}' compares integers that the {other} model does not, always with the same result"
         for ours, theirs in zip(a, b, strict=True):
             loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
             if loose and reading not in self._heads:
@@ -599,19 +605,6 @@ class _Pair:
                         return block.output
         return ""
 
-    def _one_way(self, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
-        """A comparison of integers in one model alone that always had the same result: other values may be rare.
-
-        Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
-        """
-        results: dict[str, set[bool]] = {}
-        for ours, theirs in zip(a, b, strict=True):
-            known = {key for key, *_ in ours.choices.values()}
-            for name, (key, found, decided) in theirs.choices.items():
-                if (decided or (self._claims and theirs.program is self.b)) and (key not in known or name in results):
-                    results.setdefault(name, set()).update(found)
-        return next((name for name, found in results.items() if len(found) < len((True, False))), "")
-
     def _never_compared(
         self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
     ) -> str:
@@ -624,9 +617,9 @@ class _Pair:
         for in_a, in_b, a, b in pending:
             if (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]) and in_a:
                 return f"output '{differing[0]}' has other values where the result of '{min(in_a)}' is another"
-            for name, same in _one_sided(a, b).items():
+            for name, same in _one_result(a, b).items():
                 both = in_a | {name}, in_b | same
-                if both[0] in tried:
+                if both[0] in tried or not same:
                     continue
                 if len(tried) == _MOST_TURNED:
                     return f"inputs may choose by '{name}' and others, in more ways than can be tried"
