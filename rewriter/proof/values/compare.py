@@ -616,7 +616,8 @@ class _Pair:
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]) and in_a:
-                return f"output '{differing[0]}' has other values where the result of '{min(in_a)}' is another"
+                known = "compares integers, always with the same result"
+                return f"'{min(in_a)}' {known}; with the other one, output '{differing[0]}' has other values"
             for name, same in _one_result(a, b).items():
                 both = in_a | {name}, in_b | same
                 if both[0] in tried or not same:
