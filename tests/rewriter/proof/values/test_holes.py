@@ -65,6 +65,8 @@ IFS = f"""c = Equal(flag, large) y = If(c) <{EITHER}, then_branch = t () => (flo
         ("y = Identity(x)", "c = Equal(ids, large) y = Where(c, k9, x)", False),
         (IFS.replace("BODY", "x, k9"), IFS.replace("BODY", "x, k1"), False),
         (IFS.replace("BODY", "x, k9"), IFS.replace("BODY", "k9, x"), True),
+        ("c = Equal(ids, large) h = Where(c, k9, x) d = Equal(ids, large) y = Where(d, h, k1)",
+         "c = Equal(large, ids) h = Where(c, k9, x) y = Where(c, h, k1)", True),
     ],
 )  # fmt: skip
 def test_integers_that_no_input_drawn_holds(a: str, b: str, right: bool) -> None:
