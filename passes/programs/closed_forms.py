@@ -236,9 +236,12 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
         return _limit(replace(made, heads=(*constants, *line)), head, program.linear, arithmetic)
     # With the self key at logit 0, its two halves +-e g are exact, e being a power of two.
     (head,), small, half = (centred := _centred(program)).heads, arithmetic.small, math.log(0.5)
-    values = [head.c / small + head.d, -head.c / small + head.d, *head.constants[1:]]
+    ends = [head.c / small + head.d, -head.c / small + head.d]
+    exact = (sign * Fraction(head.c / small) + Fraction(head.d) for sign in (1, -1))
+    error = centred.max_error + max(float(abs(Fraction(a) - b)) for a, b in zip(ends, exact, strict=True))
+    values = [*ends, *head.constants[1:]]
     heads = (*heads_over([(small, half), (-small, half), *head.logits[1:]], values), *line)
-    return _limit(replace(made, heads=heads, max_error=centred.max_error), head, program.linear, arithmetic)
+    return _limit(replace(made, heads=heads, max_error=error), head, program.linear, arithmetic)
 
 
 def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
