@@ -80,6 +80,12 @@ def test_steep_functions_are_recognised(name: str) -> None:
     assert only_block(mlp(text, opset=20, ir=9)).identified.activation.name == name
 
 
+def test_the_error_of_a_gate_covers_sums_that_are_rounded() -> None:
+    """Of 0.5 slope / small and the offset, for a slope that is the product of several numbers."""
+    clip = "s = Mul(y, $-0.2254317) t = HardSigmoid<alpha = 0.52, beta = 0.163>(s) g = Mul(t, $-0.4295402)"
+    assert rewrite(mlp(f"{clip} u = MatMul(x, V1) h = Mul(g, u)"), form="masked").problems == ()
+
+
 @pytest.mark.parametrize("form", ["local", "compact"])
 def test_claims_cover_sums_of_coefficients(form: str) -> None:
     """The slope on the right is the head's factor and the linear term in one number of the graph."""
