@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from passes.conversion import Conversion
 from passes.options import FormOptions, Options
 from passes.plan import Plan, make_plan
-from rewriter import ExitStatus, Report, rewrite
+from rewriter import Comparison, ExitStatus, Report, rewrite
 from rewriter.api import rewriting
 from rewriter.ort.sessions import open_session
+from rewriter.proof.values.departure import Departure
 from tests.changes import Change, copied
 
 _OF_FORMS = {each.name for each in fields(FormOptions)}
@@ -44,6 +45,13 @@ def proved(model: onnx.ModelProto, **options: Any) -> Report:
     assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
     assert report.problems == ()
     return report
+
+
+def departed(found: Comparison) -> Departure:
+    """Where two models that are compared depart."""
+    assert found.validation.certificate is not None
+    assert found.validation.certificate.departure is not None
+    return found.validation.certificate.departure
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:

@@ -48,7 +48,7 @@ SPELLINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "calls"])
 @pytest.mark.parametrize(("text", "options", "activation"), SPELLINGS)
 def test_heads_are_recognised(text: str, options: dict[str, Any], activation: str, inline: bool) -> None:

@@ -180,8 +180,6 @@ def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("rewriter.proof.run.open_session", watched)
     blocks = rewrite(path, tmp_path / "out.onnx").validation
-    assert whole is not None
-    assert blocks is not None
     assert (whole.by_blocks, whole.segments, blocks.by_blocks) == (False, (1, 1), True)
     assert min(blocks.segments) > 5
     assert max(opened) < len(onnx.load(path, load_external_data=False).graph.node) / 2
@@ -209,7 +207,6 @@ def test_planted_bugs_fail_the_proof_by_blocks(
     path = decoder(tmp_path)
     report = rewrite(path, tmp_path / "out.onnx", proof="blocks")
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
-    assert report.validation is not None
     assert any(where in failure for failure in report.problems)
     assert {entry.name for entry in tmp_path.iterdir()} == {"model.onnx", "weights.bin"}
 
