@@ -11,7 +11,7 @@ import pytest
 from passes.forms import FORMS
 from passes.options import Options
 from passes.plan import make_plan
-from passes.record import KEY, MAX_BYTES, PlanError, Record, read_record
+from passes.record import KEY, MAX_BYTES, PlanError, read_record
 from rewriter import rewrite
 from tests.changes import copied, run
 from tests.committed import FOLDER
@@ -28,10 +28,8 @@ def masked() -> onnx.ModelProto:
     return made(FOLDER / "silu-decoder.onnx", form="masked")
 
 
-def record_of(model: onnx.ModelProto) -> Record:
-    record = read_record(model)
-    assert record is not None
-    return record
+def record_of(model: onnx.ModelProto) -> Any:
+    return read_record(model)
 
 
 def text_of(model: onnx.ModelProto) -> str:

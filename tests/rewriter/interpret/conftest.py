@@ -3,21 +3,17 @@
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rewriter.interpret.index import HeadIndex, heads
+from rewriter.interpret.index import heads
 from tests.committed import FOLDER
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _indexed_once() -> Iterator[None]:
     kept = cache(heads)
-
-    def shared(model: Any, **options: Any) -> HeadIndex:
-        return (kept if isinstance(model, Path) and model.parent == FOLDER else heads)(model, **options)
-
+    shared = lambda it, **more: (kept if isinstance(it, Path) and it.parent == FOLDER else heads)(it, **more)  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
         for module in ("index", "attribute", "interventions"):
             patch.setattr(f"rewriter.interpret.{module}.heads", shared)
