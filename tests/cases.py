@@ -46,6 +46,11 @@ def proved(model: onnx.ModelProto, **options: Any) -> Report:
     return report
 
 
+def departed(found: Any) -> Any:
+    """Where two models depart, by the `Comparison` of them."""
+    return found.validation.certificate.departure
+
+
 def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """Let the rewriter make models that are changed like this, from here on."""
     right = rewriting.with_heads

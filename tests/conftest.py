@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -49,27 +50,45 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name == "exports" and config.option.markexpr == "not exports" else None
 
 
+def drawn(cases: Sequence[str], turn: str) -> Sequence[str]:
+    """The cases that have this turn, a number or all, by the parameters in their names; at least one."""
+    own = [name for name in cases if turn == "all" or (crc32(name.partition("[")[2].encode()) - int(turn)) % 3 == 0]
+    return own or cases[:1]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without ATTNONLY_SLOW, slow tests are skipped: with `sample(N)`, all cases of a test but N drawn by their names.
+    """Skip slow tests without ATTNONLY_SLOW, and of tests marked `sample(N)` the cases whose turn it is not.
 
-    Those in `tests/exports` are marked `exports`, and what PyTorch warns of is its own affair.
+    All cases but N, drawn by their names, are slow, and a third of them has the turn of ATTNONLY_TURN: a number, 0 if
+    it is not set, or all. `sample(N, turns=False)` has no turns. Tests in `tests/exports` are marked `exports` and take
+    turns without being slow; those with the same parameters share a turn, and so an export.
     """
-    sampled = defaultdict[str, list[pytest.Item]](list)
+    sampled = defaultdict[str, dict[str, pytest.Item]](dict)
     for item in items:
         if item.path.parent.name == "exports":
-            item.add_marker("exports")
-            item.add_marker(pytest.mark.filterwarnings("ignore"))
+            for added in (pytest.mark.exports, pytest.mark.sample(0), pytest.mark.filterwarnings("ignore")):
+                item.add_marker(added)  # what PyTorch warns of is its own affair
         if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
-            sampled[item.nodeid.partition("[")[0]].append(item)
+            sampled[item.nodeid.partition("[")[0]][item.nodeid] = item
     for cases in sampled.values():
-        (count,) = next(cases[0].iter_markers("sample")).args
-        for item in sorted(cases, key=lambda item: crc32(item.nodeid.encode()))[count:]:
-            item.add_marker("slow")
+        mark = next(next(iter(cases.values())).iter_markers("sample"))
+        others = sorted(cases, key=lambda name: crc32(name.encode()))[mark.args[0] :]
+        now = drawn(others, os.environ.get("ATTNONLY_TURN", "0") if mark.kwargs.get("turns", True) else "all")
+        for name in others:
+            if not cases[name].get_closest_marker("exports"):
+                cases[name].add_marker("slow")
+            if name not in now:
+                cases[name].add_marker(pytest.mark.skip(reason="has its turn with another ATTNONLY_TURN"))
     if not os.environ.get("ATTNONLY_SLOW"):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow: set ATTNONLY_SLOW=1"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests out of the garbage collector's way, which would walk them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=WORKER)

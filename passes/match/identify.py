@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 import onnx
@@ -58,6 +59,10 @@ class Unknown:
     gated: tuple[int, int] | None = None  # the positions of gate and value among the region's leaves
 
 
+_NAMED: dict[object, Identified | Unknown] = {}
+"""The entry of a region's values on the grid, for all models of this process."""
+
+
 def grid() -> Array:
     """A step of 1/128 up to |y| = 16, and logarithmic from 1e-8 to 1e6."""
     tails = np.logspace(-8, 6, 281)
@@ -70,18 +75,20 @@ class Identifier:
     def __init__(self, view: GraphView, constants: Constants) -> None:
         self._view = view
         self._constants = constants
-        self._known: dict[object, Identified | Unknown] = {}
+        self._unknown: dict[object, Identified | Unknown] = {}  # whose functions read this view
 
     def identify(self, region: ActivationRegion) -> Identified | Unknown:
         """For two leaves, as activation(gate) * value."""
         count, tolerance, points = len(region.leaves), _TOLERANCE * self._precision(region), grid()
         pairs = [points, np.random.default_rng(0).permutation(points)]  # at random, as the roles of two leaves differ
-        key = count, tolerance, self.evaluate(region, pairs[:count]).tobytes()
-        if key not in self._known and count == 1:
-            self._known[key] = identify_function(lambda y: self.evaluate(region, [y]), tolerance)
-        elif key not in self._known:
-            self._known[key] = self._identify_gated(region, tolerance)
-        return self._known[key]
+        key = count, tolerance, sha256(self.evaluate(region, pairs[:count]).tobytes()).digest()
+        known = _NAMED if key in _NAMED else self._unknown
+        if key not in known:
+            found = self._identify_gated(region, tolerance) if count > 1 else None
+            found = found or identify_function(lambda y: self.evaluate(region, [y]), tolerance)
+            known = _NAMED if isinstance(found, Identified) else self._unknown
+            known[key] = found
+        return known[key]
 
     def evaluate(self, region: ActivationRegion, leaves: Sequence[Array]) -> Array:
         """In float64, leaf values in the order of `region.leaves`."""

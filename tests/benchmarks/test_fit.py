@@ -23,6 +23,7 @@ def run(*arguments: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_line_of_four_keys_is_that_of_the_table() -> None:
     found = run("line", "--keys", "4", "--domain", "-512", "512", "--step", "0.0078125", "--float32")
     (line,) = lines("half")

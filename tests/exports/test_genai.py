@@ -36,7 +36,6 @@ def rewritten(old: Path, new: Path) -> Report:
     folder = rewrite(old, new)
     assert isinstance(folder, FolderReport)
     report = folder.models["model.onnx"]
-    assert report.validation is not None
     assert report.validation.passed, report.problems
     assert report.validation.certified
     assert len(report.converted) == 2

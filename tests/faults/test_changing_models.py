@@ -47,7 +47,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("external", [False, True], ids=["one-file", "external-data"])
 def test_a_model_that_changes_at_any_step(change: Callable[[Path], object], external: bool, tmp_path: Path) -> None:

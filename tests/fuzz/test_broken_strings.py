@@ -63,7 +63,7 @@ def test_the_model_is_converted(tmp_path: Path) -> None:
     assert {"op_type", "domain", "name", "dim_param", "denotation", "key", "ref_attr_name", "doc_string"} <= kinds
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("place", range(5), ids=lambda place: str(_TRIED[place]))
 def test_strings_that_are_not_utf8(place: int, tmp_path: Path) -> None:
     """Every field where a model is rewritten; each other command, which loads as that one does, gets a quarter."""

@@ -11,7 +11,7 @@ from tools.fuzz.trial import WAYS, a_way, tried, unproved
 CASES = sorted((Path(__file__).parent / "cases").glob("*.onnx"))
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
 def test_cases_that_were_mended(path: Path, tmp_path: Path) -> None:
     for way in WAYS:

@@ -37,7 +37,7 @@ def test_the_same_blocks_are_found(committed: Committed, variant: Variant, tmp_p
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name", ["ort-extended", "inputs", "constants", "no-names", "if-captured", "loop", "function-shared"]

@@ -48,7 +48,7 @@ SPELLINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "calls"])
 @pytest.mark.parametrize(("text", "options", "activation"), SPELLINGS)
 def test_heads_are_recognised(text: str, options: dict[str, Any], activation: str, inline: bool) -> None:
@@ -96,8 +96,7 @@ def test_committed_models_are_recognised(file: str, form: str) -> None:
 def test_what_a_second_run_leaves_stays_in_the_plan() -> None:
     first = made(FOLDER / "silu-decoder.onnx", only=("*h.0*",))
     second = made(first, form="masked")
-    record = read_record(second)
-    assert record is not None
+    record: Any = read_record(second)
     assert [(each.block.name, each.form) for each in record.blocks] == [
         ("model.transformer.h.0.mlp", "local"),
         ("model.transformer.h.1.mlp", "masked"),
@@ -241,7 +240,6 @@ def test_weights_in_another_file_are_read(tmp_path: Any) -> None:
 
 
 def test_options_of_the_file_are_those_of_the_run() -> None:
-    record = read_record(made(mlp(SILU), form="maskless", max_tokens=64))
-    assert record is not None
+    record: Any = read_record(made(mlp(SILU), form="maskless", max_tokens=64))
     assert record.options == {"form": "maskless", "max_tokens": 64}
     assert record.blocks[0].options.max_tokens == 64 != FormOptions().max_tokens

@@ -11,7 +11,7 @@ import pytest
 from passes.forms import FORMS
 from passes.options import Options
 from passes.plan import make_plan
-from passes.record import KEY, MAX_BYTES, PlanError, Record, read_record
+from passes.record import KEY, MAX_BYTES, PlanError, read_record
 from rewriter import rewrite
 from tests.changes import copied, run
 from tests.committed import FOLDER
@@ -19,9 +19,7 @@ from tests.textmodels import SILU, mlp
 
 
 def made(model: Any, **options: Any) -> onnx.ModelProto:
-    result = rewrite(model, validate=False, **options).rewritten
-    assert isinstance(result, onnx.ModelProto)
-    return result
+    return rewrite(model, validate=False, **options).rewritten
 
 
 @cache
@@ -30,10 +28,8 @@ def masked() -> onnx.ModelProto:
     return made(FOLDER / "silu-decoder.onnx", form="masked")
 
 
-def record_of(model: onnx.ModelProto) -> Record:
-    record = read_record(model)
-    assert record is not None
-    return record
+def record_of(model: onnx.ModelProto) -> Any:
+    return read_record(model)
 
 
 def text_of(model: onnx.ModelProto) -> str:
@@ -54,7 +50,7 @@ def claiming(model: onnx.ModelProto, statement: str) -> onnx.ModelProto:
     return with_text(model, json.dumps(run(statement, plan=plan, block=plan["blocks"][0])["plan"]))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("file", ["silu-decoder", "gelu-encoder", "gated-decoder"])
 def test_it_says_what_was_planned(file: str, form: str) -> None:

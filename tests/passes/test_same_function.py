@@ -134,7 +134,7 @@ def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
             yield gate, {"first": TWO}, {"gate": "product"}
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("text", "options", "chosen"), tuple(_proved()))
 def test_each_is_proved(text: str, options: dict[str, Any], chosen: dict[str, Any]) -> None:
     proved(mlp(text, **options), **chosen)

@@ -84,7 +84,7 @@ def test_every_form_is_as_accurate(file: str, form: str) -> None:
     assert error_ratio(model, result, cases, optimised) <= 2.0 * MEASURED[file][form]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @EACH_FILE
 def test_all_blocks_are_converted_and_proved(committed: Committed, folder: Path) -> None:
     report = report_of(committed.file, folder)
@@ -93,6 +93,7 @@ def test_all_blocks_are_converted_and_proved(committed: Committed, folder: Path)
     assert len(report.converted) == get(committed.entry).mlp_blocks("tiny")
 
 
+@pytest.mark.sample(0)
 @EACH_FILE
 def test_numbers_of_the_configuration(committed: Committed, folder: Path) -> None:
     entry = get(committed.entry)

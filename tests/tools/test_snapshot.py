@@ -20,7 +20,6 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edited_model_is_seen(edit: str) -> None:
     before = rewrite(mlp(SILU), validate=False).rewritten
-    assert before is not None
     after = copied(before)
     run(edit, m=after)
     assert sorted(differences({"m {}": digests(before)}, {"m {}": digests(after)})) == sorted(EDITS[edit])

@@ -52,7 +52,7 @@ def converted(text: str, form: str, *, gate: bool, double: bool) -> onnx.ModelPr
         return None
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("gate", [False, True], ids=["plain", "gated"])
 def test_emitted_constants(form: str, gate: bool) -> None:

@@ -112,8 +112,7 @@ def test_clipped_exponentials_are_nothing_beside_factors() -> None:
 )
 def test_a_clip_between_near_kinks_needs_a_narrow_line(parameters: tuple[float, ...], narrow: bool) -> None:
     """Where self has weight beyond the line's domain, the line would be off; the bound sees it."""
-    program = CLIP.program_for(parameters, FLOAT, gated=True, quick=True)
-    assert program is not None
+    program: Any = CLIP.program_for(parameters, FLOAT, gated=True, quick=True)
     assert (program.line in lines("narrow single")) == narrow
     g = np.concatenate([np.linspace(-500.0, 500.0, 20001), [-1e30, -1e9, 1e9, 1e30]])
     g = g[np.abs(g) <= program.domain]

@@ -174,7 +174,7 @@ OF_CLIPPED = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("activation", "labels"), [
     (GATED, ["silu(gate) * value"]),
     (CLIPPED, OF_CLIPPED),
@@ -222,7 +222,7 @@ one[1], other[1] = other[1], one[1]
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("first", "activation", "second", "options", "spoil"), [
     (LEFT, SILU, BACK, ROUTED, OTHER_EXPERT),
     (LEFT, SILU, BACK, ROUTED, OWN_INDEX),

@@ -77,6 +77,7 @@ def quantised(text: str, **options: Any) -> onnx.ModelProto:
     return mlp(body, **{"first": FIRST, "second": SECOND, "constants": CONSTANTS, **options})
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("text", "first", "labels"), [
     (RELU, FIRST, ["relu"]),
     (SILU, FIRST, ["sigmoid", "linear(gate) * value"]),
@@ -114,7 +115,7 @@ QUANTISED = pytest.mark.parametrize(("model", "labels"), [
 ], ids=["silu", "leaky-relu", "sum", "product", "gemm", "experts", "pair"])  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @QUANTISED
 def test_operators_on_quantised_numbers_and_zero_points_that_are_relus(
     model: onnx.ModelProto, labels: list[str]

@@ -182,8 +182,7 @@ def test_attention_in_a_branch_is_named() -> None:
 
 def test_attention_behind_the_last_block() -> None:
     after = ATTENTION.replace("x1", "out")
-    plan = planned(text_model(f"y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) t = Add(x, s) {after}"))
-    assert plan.whole is not None
+    plan: Any = planned(text_model(f"y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) t = Add(x, s) {after}"))
     assert len(plan.whole.cores) == 1
 
 

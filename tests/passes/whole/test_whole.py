@@ -1,6 +1,7 @@
 """Form `whole`: no mask operator, literal weights, limits; `tests.passes.test_networks` has the network in numpy."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,14 +32,14 @@ def load(name: str, *, padding: bool = True) -> onnx.ModelProto:
     return model if padding else without_padding(model)
 
 
-def planned(model: onnx.ModelProto, neurons: str = "square") -> Plan:
+def planned(model: onnx.ModelProto, neurons: str = "square") -> Any:
     plan = make_plan(model, replace(WHOLE, forms=replace(WHOLE.forms, neurons=neurons)))
     assert len(plan.conversions) == 2
     assert plan.whole is not None
     return plan
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("neurons", ["square", "compact", "staged"])
 @EACH
 def test_float32_is_as_close_as_the_original(name: str, neurons: str) -> None:
@@ -90,13 +91,13 @@ def test_nothing_masks_but_w_qk(name: str) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_mask_that_is_data_stays_and_is_named(name: str) -> None:
     plan = planned(load(name))
-    assert plan.whole is not None
     (mask,) = {each.term[1][0] for _, scores in plan.whole.cores for each in scores.data}
     assert any(f"'{mask}' depends on data and stays" in note for note in plan.notes)
     nodes = [node for node in nodes_of_network(apply(plan), plan) if node.op_type in NEVER]
     assert all(mask in node.output or "/data_0_" in node.output[0] for node in nodes)
 
 
+@pytest.mark.slow
 def test_literal_weights_stand_in_the_graph() -> None:
     plan = planned(load("silu-decoder", padding=False))
     result = apply(plan)
@@ -122,7 +123,6 @@ def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
     """OPT's MLPs read [batch * tokens, channels]; without the joined attention, each row is a separate sequence."""
     model = load("relu-decoder")
     plan = planned(model)
-    assert plan.whole is not None
     alone, fed = apply(replace(plan, whole=None)), feeds(model, 0, 3, LONGEST - 1)
     alone.graph.initializer.extend(plan.whole.constants())
     made, expected = tensors(alone, fed), evaluate(model, fed)
@@ -132,7 +132,7 @@ def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
         np.testing.assert_allclose(made[name], values, rtol=0.0, atol=1e-12)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @EACH
 def test_heads_of_neurons_with_the_keys_that_w_qk_allows(name: str) -> None:
     """1 + m keys, and the same weights as with all keys; an error planted at a score of the last token is noticed."""
@@ -164,13 +164,13 @@ def test_longer_sequences_fail_where_the_name_says_why(neurons: str) -> None:
         open_session(result, "cpu", optimise=False).run(feeds(model, 0, 1, LONGEST + 1))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "longest"),
     [("silu-decoder", 360), ("relu-decoder", 360), ("gelu-encoder", 247), ("gelu-vision", 17), ("gated-decoder", 292)],
 )
 def test_without_max_tokens_the_length_is_what_the_model_fixes_or_what_fits(name: str, longest: int) -> None:
-    plan = make_plan(load(name), Options(form="whole"))
-    assert plan.whole is not None
+    plan: Any = make_plan(load(name), Options(form="whole"))
     assert plan.whole.max_tokens == longest
     assert [each.longest for each in plan.conversions] == [longest, longest]
 

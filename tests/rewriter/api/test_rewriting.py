@@ -73,8 +73,7 @@ def test_dims_and_seed_reach_the_proof() -> None:
     stats = [
         proof.compared["out"].max_abs
         for seed in (0, 1)
-        if (validation := rewrite(mlp(ERF_GELU), seed=seed).validation) is not None
-        for proof in validation.providers.values()
+        for proof in rewrite(mlp(ERF_GELU), seed=seed).validation.providers.values()
     ]
     assert stats[0] != stats[-1]
 

@@ -73,7 +73,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("command", "name"), CASES.values(), ids=CASES)
 def test_no_output_carries_what_names_hold(
     command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -65,8 +65,7 @@ def test_the_kernel_counts(
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     wanted = meaning(x @ values("W1")) @ values("W2")
     report = rewrite(source, out)
-    assert report.proof is not None
-    assert report.proof.certified
+    assert report.validation.certified
     assert [row.activation for row in report.converted] == [meaning.__name__]
     assert any("are ignored, as it ignores them" in note for note in report.notes)
     assert onnx.load(source).functions[0] in onnx.load(out).functions
@@ -121,6 +120,5 @@ def test_packed_weights_stay_packed() -> None:
         },
     )
     report = rewrite(model)
-    assert report.proof is not None
-    assert report.proof.certified
+    assert report.validation.certified
     assert [node.op_type for node in report.rewritten.graph.node].count("MatMulNBits") == 1

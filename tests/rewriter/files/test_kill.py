@@ -80,7 +80,7 @@ def command(directory: Path) -> None:
 _REPORT = ("--force", "--no-validate", "--report")
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_output_and_report_of_a_command_are_old_or_new(by: int, code: int, tmp_path: Path) -> None:
     directories = [tmp_path / str(point) for point in range(POINTS)]

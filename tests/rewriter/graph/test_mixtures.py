@@ -138,7 +138,7 @@ def no_bias(model: onnx.ModelProto) -> None:
     total.op_type, total.input[:] = "Identity", total.input[:1]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(("chosen", "spoil"), [
     ({}, lambda model: change_values(weight(model, "w1"), PERMUTED)),
     ({"bits": 8}, lambda model: change_values(weight(model, "s2"), PERMUTED)),
@@ -148,7 +148,6 @@ def no_bias(model: onnx.ModelProto) -> None:
 def test_planted_errors_are_refused(chosen: dict[str, Any], spoil: Change) -> None:
     model, _ = mixture(**chosen)
     broken = rewrite(model, lower_experts=True, validate=False).rewritten
-    assert broken is not None
     assert certify(model, broken).certificate.certified
     spoil(broken)
     assert not certify(model, broken).certificate.certified

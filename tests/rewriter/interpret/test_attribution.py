@@ -122,6 +122,7 @@ def test_of_one_token_and_after_normalisations() -> None:
         assert len(direct) == (0 if stem == "gelu-vision" else 3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stem", ["silu-decoder", "gelu-encoder", "gated-decoder"])
 @pytest.mark.parametrize("options", [{}, {"form": "compact"}, {"form": "masked"}, {"form": "whole"}], ids=str)
 def test_the_head_program_does_not_matter(stem: str, options: dict[str, Any], tmp_path: Path) -> None:

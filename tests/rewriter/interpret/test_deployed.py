@@ -221,6 +221,7 @@ def evaluated(case: Deployed, n: Array) -> Array:
     return np.stack(made, axis=1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FILES)
 def test_heads_compute_what_the_operator_computes(name: str) -> None:
     case = FILES[name]
@@ -246,6 +247,7 @@ def test_packed_matrices_are_those_of_onnxruntime(name: str) -> None:
     np.testing.assert_array_equal(read.reshape(wanted.shape), wanted)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FILES)
 def test_patterns_times_values(name: str) -> None:
     case = FILES[name]

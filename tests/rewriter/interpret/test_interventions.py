@@ -127,7 +127,7 @@ INTERVENTIONS: dict[str, tuple[Intervention, str | list[str], int, Any, Change]]
 """What is done to which heads, in which layer and entries, and what takes their place, of those of other inputs."""
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("what", INTERVENTIONS)
 @SOME
 def test_values_in_the_place_of_others(stem: str, what: str) -> None:
@@ -152,7 +152,7 @@ def test_frozen_patterns(stem: str) -> None:
     close(ran(freeze(model, "blocks.1.attn.2", others), feeds), wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("stem", "form"), [("silu-decoder", "local"), ("gelu-encoder", "whole"), ("silu-decoder", "masked")]
 )
@@ -188,6 +188,7 @@ def test_validate_sees_an_ablation_and_accepts_what_changes_nothing() -> None:
     assert validate(path, freeze(path, "*.attn.*", feeds), inputs=feeds).exit_status == 0
 
 
+@pytest.mark.slow
 def test_later_interventions_add_to_earlier_ones(tmp_path: Path) -> None:
     stem = "relu-decoder"
     model, feeds = doubled(stem), fed(stem)

@@ -44,6 +44,7 @@ def whole(found: Why, bound: float = 1e-12) -> None:
     assert abs(found.table.sum() + found.added - found.total) <= bound * max(1.0, np.abs(found.table).max())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stem", EXACT)
 @pytest.mark.parametrize(("name", "neuron", "token"), [("blocks.0.mlp_heads", 68, 2), ("blocks.1.mlp_heads", 17, -1)])
 def test_a_neuron_reads_what_was_written(stem: str, name: str, neuron: int, token: int) -> None:
@@ -59,6 +60,7 @@ def test_a_neuron_reads_what_was_written(stem: str, name: str, neuron: int, toke
     assert np.abs(np.subtract(wanted, other)).max() > 1e-2, "the token before would be seen"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stem", EXACT)
 @pytest.mark.parametrize(("layer", "head", "tokens"), [(0, 1, (6, 2)), (1, 3, (5, 5)), (1, 0, (6, 1))])
 def test_a_score_is_a_sum_over_pairs(stem: str, layer: int, head: int, tokens: tuple[int, int]) -> None:
@@ -103,6 +105,7 @@ def test_what_the_file_computes(stem: str) -> None:
         assert found.total == pytest.approx(scores[0, head, query, key], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_rewritten_file_computes(tmp_path: Path) -> None:
     """Its neurons are what its heads make, up to their certified error; the sum is exact all the same."""
     rewrite(FOLDER / "gelu-encoder.onnx", tmp_path / "out.onnx", form="local", validate=False)

@@ -29,7 +29,6 @@ def exposing(model: onnx.ModelProto, form: str, *expose: str, **options: Any) ->
 @EACH
 def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
     report = exposing(mlp(SILU), form, "q,pattern,z")
-    assert report.rewritten is not None
     names = [value.name for value in report.rewritten.graph.output]
     assert names == ["out", "mlp/heads/q", PATTERN, "mlp/heads/z_side_by_side"]
     onnx.checker.check_model(report.rewritten, full_check=True)
@@ -51,15 +50,13 @@ def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
     np.testing.assert_allclose(got["mlp/heads/z_side_by_side"][:, :5], y * sigmoid(y), atol=2e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("text", [SILU, ERF_GELU, "h = Relu(y)"], ids=["silu", "gelu", "relu"])
 @pytest.mark.parametrize(("form", "first"), [("compact", "Add"), ("masked", "Add"), ("compact", "Sub")])
 def test_every_tensor_passes(form: str, text: str, first: str) -> None:
     """Also of a block whose own linear operators stay, since one subtracts its bias."""
     report = exposing(mlp(text, first=f"m = MatMul(x, W1) y = {first}(m, b1)"), form, "q,scores,pattern,z")
-    assert report.validation is not None
     assert report.problems == ()
-    assert report.rewritten is not None
     assert len(report.rewritten.graph.output) == 5
 
 
@@ -69,7 +66,6 @@ def test_a_glob_chooses_blocks() -> None:
         "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
     )
     report = exposing(model, "compact", "pattern:*_2", "q:mlp")
-    assert report.rewritten is not None
     names = [value.name for value in report.rewritten.graph.output]
     assert names == ["out", "mlp/heads/q", "mlp_2/heads/pattern"]
 
@@ -77,7 +73,6 @@ def test_a_glob_chooses_blocks() -> None:
 def test_a_glob_without_a_match_is_said() -> None:
     report = exposing(mlp(SILU), "compact", "pattern:h.*")
     assert report.notes == ("--expose: no converted block of the main graph matches",)
-    assert report.rewritten is not None
     assert len(report.rewritten.graph.output) == 1
 
 
@@ -131,7 +126,6 @@ def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pyte
     plant(monkeypatch, change)
     report = exposing(mlp(SILU), form, what)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
-    assert report.validation is not None
     assert any("is not what its heads compute with" in text for text in report.problems)
 
 

@@ -55,7 +55,7 @@ def test_a_range_never_names_what_is_not_there() -> None:
         assert sorted(unfolded) == sorted(names)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("model", sorted(FOLDER.glob("*.onnx")), ids=lambda path: path.stem)
 def test_a_screen_of_80_columns(model: Path) -> None:
     report = rewrite(model)
@@ -99,7 +99,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_where_an_error_is_known_from(kind: str) -> None:
     """A fit at run time has no proof; summary, tables, JSON and page say so, and nothing else is called measured."""

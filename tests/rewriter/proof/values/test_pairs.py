@@ -103,7 +103,7 @@ TRIED = {"ReLU by a comparison", "ELU", "ReLU by a mask", "a Dropout that drops 
 REFUSED = {"the sum of two tensors, as far as 6", "And, Or, Not"}
 
 
-@pytest.mark.sample(25)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", cases(RIGHT, REFUSED))
 def test_equal_functions_are_certified(name: str) -> None:
     found = of(*RIGHT[name])
@@ -201,7 +201,7 @@ SIZES = {"a batch of 4 or more", "70 tokens or more", "exactly 41 tokens"}
 """They are the same at the sizes tried, as their certificate says."""
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(8, turns=False)
 @pytest.mark.parametrize("name", cases(WRONG, OPEN))
 def test_other_functions_are_refused(name: str) -> None:
     found = of(*WRONG[name])
@@ -258,7 +258,7 @@ def test_what_an_operator_says_is_proved_of_the_same_model(name: str) -> None:
     assert judged(model, model).certified
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(5, turns=False)
 @pytest.mark.parametrize("name", cases(KINDS, OPEN))
 def test_operators_that_say_something_else(name: str) -> None:
     assert not judged(*kinds(name)).certified
@@ -434,6 +434,7 @@ def test_every_type_of_float(elem: str) -> None:
     assert of(SILU, HEADS, elem=elem, opset=7).certified
 
 
+@pytest.mark.slow
 def test_a_deep_model() -> None:
     second = " ".join(["z0 = MatMul(h, W2)", *(f"z{k + 1} = Sin(z{k})" for k in range(400)), "out = Neg(z400)"])
     assert of(SILU, HEADS, second=second).certified
@@ -457,8 +458,7 @@ COARSE = "n = Mul(y, $-1.01) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
 
 def test_a_claim_is_proved_or_refused_and_never_widened() -> None:
     a, b = mlp(SILU), mlp(COARSE)
-    exact = judged(a, b, claims={"h": Claimed(1.0)}).regions[0].bound
-    assert exact is not None
+    exact: Any = judged(a, b, claims={"h": Claimed(1.0)}).regions[0].bound
     assert judged(a, b, claims={"h": Claimed(exact.at_least * 1.001)}).certified
     assert not judged(a, b, claims={"h": Claimed(exact.at_least * 0.97)}).certified
     assert exact.bound <= 1.2 * exact.at_least
@@ -509,9 +509,8 @@ def test_what_is_no_activation_has_no_absolute_error(name: str) -> None:
 
 def test_a_domain_is_that_of_the_claim() -> None:
     a, b = mlp(SILU), mlp("z = Min(y, $300.0) n = Neg(z) e = Exp(n) d = Add(e, $1.0) h = Div(z, d)")
-    found = judged(a, b, claims={"h": Claimed(1e-6, 299.0)})
+    found: Any = judged(a, b, claims={"h": Claimed(1e-6, 299.0)})
     assert found.certified
-    assert found.regions[0].bound is not None
     assert found.regions[0].bound.domain == 299.0
     assert not judged(a, b, claims={"h": Claimed(1e-6, 301.0)}).certified
 

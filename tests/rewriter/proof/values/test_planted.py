@@ -33,9 +33,7 @@ def judged(a: onnx.ModelProto, b: onnx.ModelProto) -> Certificate:
 
 
 def converted(model: onnx.ModelProto, form: str, **options: Any) -> onnx.ModelProto:
-    found = rewrite(model, form=form, validate=False, **options).rewritten
-    assert isinstance(found, onnx.ModelProto)
-    return found
+    return rewrite(model, form=form, validate=False, **options).rewritten
 
 
 THREE, TWO = "float[batch, tokens, 4]", "float[tokens, 4]"
@@ -59,13 +57,8 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        pytest.param(*case, marks=pytest.mark.slow if case[1] == "maskless" else ())
-        for case in product(RIGHT, ("local", *FORMS))
-    ],
-)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(("name", "form"), product(RIGHT, ("local", *FORMS)))
 def test_right_heads_are_certified(name: str, form: str) -> None:
     text, options = RIGHT[name]
     given = {key: value.replace("float[", f"{options.get('elem', 'float')}[") if key in ("inputs", "outputs") else value
@@ -320,7 +313,7 @@ SIZES = {"z is larger where there are 41 tokens", "positions of the last sequenc
 """The same at the sizes tried, as their certificate says; the second fails to run for more than two sequences."""
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1, turns=False)
 @pytest.mark.parametrize(
     ("form", "name"),
     [pytest.param(form, name, id=f"{form}: {name}") for form, errors in PLANTED.items() for name in errors],
@@ -340,7 +333,7 @@ def test_planted_errors_are_refused(form: str, name: str) -> None:
 HARMLESS["nothing is changed"] = ("masked", "with_sizes(p)")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_the_same_function_is_certified(name: str) -> None:
     form, statement = HARMLESS[name]
