@@ -383,8 +383,8 @@ def rank(
         read = rewriter.head_tokens(index, top=top, tokenizer=tokenizer)
         lines, facts = [*_token_rows(read, top)], {"tokens": read.to_json()}
     else:
-        found = rewriter.compositions(index, top=top)
-        lines, facts = [*_composition_rows(found, top)], {"composition": found.to_json()}
+        found = rewriter.compositions(index, top=top, every_head=report is not None)
+        lines, facts = [*_composition_rows(found, top)], {"composition": found.to_json() if report else {}}
     write_report(report, {"model": str(model), **facts})
     count = sum(each.sublayer.heads for each in index.sublayers)
     last = f"{counted(count, 'head')} in {counted(len(index.sublayers), 'sublayer')}"
