@@ -50,7 +50,7 @@ class HeadSide:
         """The factors, scaled to a product of norm 1 (or 0)."""
         array = _checked(self.factors(), self.named)
         norms = np.sqrt(np.einsum("mrd,mrd->m", array, array, dtype=np.float64))[:, None, None]
-        return np.asarray(array / np.where(norms == 0.0, 1.0, norms).astype(array.dtype))
+        return np.asarray((array / np.where(norms == 0.0, 1.0, norms)).astype(array.dtype))
 
 
 def written(index: HeadIndex, named: Named) -> HeadSide:
@@ -291,8 +291,9 @@ def _factors(index: HeadIndex, *, turned: bool) -> Iterator[tuple[HeadSide, Arra
         waiting.append((reader, made(reader), writers))
         if following and sum(ours.size for _, ours, _ in waiting) < _MAX_READ_ENTRIES:
             continue
-        # Late writers first: few heads read them, and `least` is large soon.
-        for writer in reversed(dict.fromkeys(each for *_, writers in waiting for each in writers)):
+        # Late writers first, for a large `least` soon: few heads read them.
+        order = [*dict.fromkeys(each for *_, writers in waiting for each in writers)][:: -1 if turned else 1]
+        for writer in order:
             theirs = made(writer)
             yield from ((reader, ours, writer, theirs) for reader, ours, own in waiting if writer in own)
         waiting = []
