@@ -296,11 +296,13 @@ def _amount(value: float) -> str:
 
 
 def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
+    import numpy as np
+
     rows: list[tuple[str, float]] = []
     for name, array in parts.items():
-        for place, value in enumerate(array.flat):
+        for place in np.argsort(-np.abs(array.flat), kind="stable")[:top]:
             said = f" '{tokens[place]}'" if tokens and name == "embed" and array.ndim else ""
-            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(value)))
+            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(array.flat[place])))
     return sorted(rows, key=lambda row: -abs(row[1]))[:top]
 
 
@@ -383,8 +385,8 @@ def rank(
         read = rewriter.head_tokens(index, top=top, tokenizer=tokenizer)
         lines, facts = [*_token_rows(read, top)], {"tokens": read.to_json()}
     else:
-        found = rewriter.compositions(index, top=top)
-        lines, facts = [*_composition_rows(found, top)], {"composition": found.to_json()}
+        found = rewriter.compositions(index, top=top, every_head=report is not None)
+        lines, facts = [*_composition_rows(found, top)], {"composition": found.to_json() if report else {}}
     write_report(report, {"model": str(model), **facts})
     count = sum(each.sublayer.heads for each in index.sublayers)
     last = f"{counted(count, 'head')} in {counted(len(index.sublayers), 'sublayer')}"

@@ -33,6 +33,7 @@ KINDS = "QKV"  # read by queries, keys, values
 _MAX_PRODUCT_ENTRIES = 2**20  # of a product, which the processor's cache then holds
 _MAX_READ_ENTRIES = 2**27  # of readers in memory: writers are computed once for all of these
 _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
+_RARE, _ROUNDING = 5.0, 1e-5  # standard deviations; of scores in float32
 _HEADS_AT_ONCE, _MAX_SCORED_ENTRIES = 2**10, 2**22  # for which a table of embeddings is read once
 
 
@@ -48,9 +49,8 @@ class HeadSide:
     def make(self) -> Array:
         """The factors, scaled to a product of norm 1 (or 0)."""
         array = _checked(self.factors(), self.named)
-        wide = array.astype(np.float64)
-        norms = np.linalg.norm(wide, axis=(1, 2), keepdims=True)
-        return np.asarray((wide / np.where(norms == 0.0, 1.0, norms)).astype(array.dtype))
+        norms = np.sqrt(np.einsum("mrd,mrd->m", array, array, dtype=np.float64))[:, None, None]
+        return np.asarray((array / np.where(norms == 0.0, 1.0, norms)).astype(array.dtype))
 
 
 def written(index: HeadIndex, named: Named) -> HeadSide:
@@ -127,10 +127,11 @@ class Best:
         self.scores = np.zeros((rows, k), dtype)  # in falling order, 0 where there are fewer
         self.places = np.full((rows, k), -1, np.int64)  # their columns; -1
 
-    def add(self, rows: Array, scores: Array, columns: Array) -> None:
-        """Take the largest entries of a block `scores` [R, C] of the whole matrix; no row occurs twice."""
+    def add(self, rows: Array, scores: Array, columns: Array, least: float = 0.0) -> None:
+        """Take the largest above `least` of a block `scores` [R, C] of the whole matrix; no row occurs twice."""
         k = self.scores.shape[1]
-        larger = np.flatnonzero(scores > self.scores[rows, -1:])  # than the smallest that is kept: few
+        kept = np.maximum(self.scores[rows, -1:], least)
+        larger = np.flatnonzero(scores > kept)  # few
         if not larger.size:
             return
         row, column = np.divmod(larger, scores.shape[1])
@@ -195,13 +196,14 @@ class Compositions:
         return {"baseline": self.baseline, "reads": kinds}
 
 
-def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
+def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool = True) -> Compositions:
     """How much each head reads of the outputs of earlier heads, original heads and neurons alike.
 
     Composition scores of Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021 (docs/heads.md). A
     head B reads A if the result of A is a term of the sum that B reads: earlier layers, and in sequential layers the
     attention before an MLP. Rotary heads are compared without the rotation, and means that a LayerNormalization
     subtracts stay in. The model may be the result of `heads`, such as with `fold_ln`; `top` is per head and kind.
+    Without `every_head`, `strongest` is the same in a third of the time, and heads have no lists of their own.
 
     Raises UsageError if `top` is below 1 or does not fit into memory, ModelError as `heads` and for infinite weights.
     """
@@ -214,7 +216,8 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     dtype = np.dtype(np.float64 if any(each.dtype == np.float64 for each in outputs) else np.float32)
     kept = min(top, max(len(names), 1))
     reads = {kind: Best(len(names), kept, dtype) for kind in KINDS}
-    for reader, ours, writer, theirs in _factors(index):
+    largest, least = np.zeros(0, dtype), 0.0  # of all scores
+    for reader, ours, writer, theirs in _factors(index, turned=not every_head):
         own = places[reader.named.members[0]] + np.arange(len(ours))
         if theirs.shape[-1] != ours.shape[-1]:
             what = f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes"
@@ -222,9 +225,16 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
         others = places[writer.named.members[0]] + np.arange(len(theirs))
         step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
         for start in range(0, len(ours), step):
-            block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
+            part, at = ours[start : start + step], own[start : start + step]
+            if least > 0.0:
+                likely = _may_exceed(least, part, theirs)
+                part, at = part[likely], at[likely]
+            block = block_scores(part, theirs)
             for kind in reader.kinds:
-                reads[kind].add(at, block, others)
+                reads[kind].add(at, block, others, least)
+            if not every_head:
+                largest = np.unique(np.append(largest, block[block > least]))[-top:]
+                least = float(largest[0]) - _ROUNDING if len(largest) == top else 0.0
     width = next((each.shape[-1] for each in outputs), 1)
     return Compositions(tuple(names), reads, float(width**-0.5))
 
@@ -240,16 +250,51 @@ def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
                 yield reader, order
 
 
-def _factors(index: HeadIndex) -> Iterator[tuple[HeadSide, Array, HeadSide, Array]]:
+def _may_exceed(least: float, ours: Array, theirs: Array) -> Array:
+    """Which of factors [a, r, d] may have a larger score with any of [b, s, d], all turned by `_cosines`, [a].
+
+    For A and B of norm 1, ||A B^T|| is at most the largest singular value of each, and at most
+    ||A1 B1^T|| + (||A2||^2 + ||B2||^2) / 2 if A1, B1 are some of their channels, and A2, B2 the others.
+    """
+    for each in (ours, theirs):
+        if each.shape[1] > 1 and np.linalg.norm(each @ np.swapaxes(each, -1, -2), axis=(1, 2)).max() < least**2:
+            return np.zeros(len(ours), bool)
+    used = np.arange(1, width := ours.shape[-1])  # for so many channels of unrelated heads, the bound is:
+    enough = used[1.0 - (used - _RARE * np.sqrt(used)) / width < least]
+    if not enough.size:
+        return np.ones(len(ours), bool)
+    (a1, a2), (b1, b2) = (np.split(each, [enough[0]], axis=-1) for each in (ours, theirs))
+    bound = block_scores(a1, b1)
+    bound += np.einsum("mrd,mrd->m", b2, b2) / 2.0
+    return np.asarray(bound.max(axis=1) + np.einsum("mrd,mrd->m", a2, a2) / 2.0 > least)
+
+
+@cache
+def _cosines(width: int) -> Array:
+    """An orthogonal matrix, after which a few channels hold about the same share of any factor."""
+    waves = np.cos(np.pi / width * np.arange(width) * (np.arange(width)[:, None] + 0.5))
+    return np.asarray(waves / np.linalg.norm(waves, axis=0))
+
+
+def _factors(index: HeadIndex, *, turned: bool) -> Iterator[tuple[HeadSide, Array, HeadSide, Array]]:
     """All pairs, each with the factors of the reader and of the writer."""
+
+    def made(side: HeadSide) -> Array:
+        array = side.make()
+        width = array.shape[-1]
+        flat = array.reshape(-1, width) @ _cosines(width).astype(array.dtype) if turned else array
+        return flat.reshape(array.shape)
+
     waiting, following = list[tuple[HeadSide, Array, list[HeadSide]]](), [*pairs(index)]
     while following:
         reader, writers = following.pop(0)
-        waiting.append((reader, reader.make(), writers))
+        waiting.append((reader, made(reader), writers))
         if following and sum(ours.size for _, ours, _ in waiting) < _MAX_READ_ENTRIES:
             continue
-        for writer in dict.fromkeys(each for *_, writers in waiting for each in writers):
-            theirs = writer.make()
+        # Late writers first, for a large `least` soon: few heads read them.
+        order = [*dict.fromkeys(each for *_, writers in waiting for each in writers)][:: -1 if turned else 1]
+        for writer in order:
+            theirs = made(writer)
             yield from ((reader, ours, writer, theirs) for reader, ours, own in waiting if writer in own)
         waiting = []
 

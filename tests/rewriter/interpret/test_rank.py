@@ -1,5 +1,6 @@
 """Compositions, tokens and duplicates against explicit products in numpy; which heads are compared at all."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +87,32 @@ def test_the_strongest_are_the_largest_of_all() -> None:
     assert len(names) == 264
     scores = {
         (each.kind, each.reader, each.writer): each.score
-        for name in names
-        for kind in "QKV"
+        for name, kind in product(names, "QKV")
         for each in everything.of(name, kind)
     }
-    for name in names:
-        for kind in "QKV":
-            wanted = [each.score for each in everything.of(name, kind)][:5]
-            assert [each.score for each in found.of(name, kind)] == wanted
+    for name, kind in product(names, "QKV"):
+        assert [each.score for each in found.of(name, kind)] == [each.score for each in everything.of(name, kind)][:5]
     top = found.strongest(5)
-    distinct = {(reader, writer, value) for (_, reader, writer), value in scores.items()}
-    largest = sorted((value for *_, value in distinct), reverse=True)[:5]
-    assert [each.score for each in top] == pytest.approx(largest, abs=1e-6)
+    largest = sorted({(value, *pair) for (_, *pair), value in scores.items()}, reverse=True)[:5]
+    part = compositions(FOLDER / "silu-decoder.onnx", top=5, every_head=False).strongest(5)
+    assert [each.reader for each in part] == [each.reader for each in top]
+    assert [each.score for each in top] == pytest.approx([value for value, *_ in largest], abs=1e-6)
     assert {each.kind for each in top} == {"QV"}
     assert all(abs(scores[kind, each.reader, each.writer] - each.score) <= 1e-6 for each in top for kind in each.kind)
+
+
+@pytest.mark.parametrize("inner", [1, 8])
+def test_bounds_leave_out_most_and_lose_none(inner: int) -> None:
+    rng = np.random.default_rng(inner)
+    ours, theirs = (rng.normal(size=(each, inner, 256)) * 0.1 ** np.arange(inner)[:, None] for each in (300, 200))
+    ours[7] += theirs[3]
+    ours, theirs = (each / np.linalg.norm(each, axis=(1, 2), keepdims=True) for each in (ours, theirs))
+    largest = rank.block_scores(ours, theirs).max(axis=1)
+    for least in (largest.max() - 1e-9, 0.5):
+        found = rank._may_exceed(least, ours, theirs)
+        assert found[largest > least].all()
+        assert found.sum() < 60
+    assert not rank._may_exceed(1.01, ours, theirs).any()
 
 
 SUBLAYER = (
