@@ -58,7 +58,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize(("name", "form"), product(RIGHT, ("local", *FORMS)))
+@pytest.mark.parametrize(("name", "form"), [*product(RIGHT, ("local", *FORMS))])
 def test_right_heads_are_certified(name: str, form: str) -> None:
     text, options = RIGHT[name]
     given = {key: value.replace("float[", f"{options.get('elem', 'float')}[") if key in ("inputs", "outputs") else value
