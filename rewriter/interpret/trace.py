@@ -172,7 +172,7 @@ class Tracer:
     def __init__(self, source: LoadedModel, model: onnx.ModelProto, view: GraphView) -> None:
         """`model` is that of `source` with operators expanded, and `view` its main graph."""
         self.view, self.constants = view, Constants(view)
-        self._source, self._model = source, replace(source, proto=model)
+        self._model = replace(source, proto=model)
         tables = [each for each in view.initializers.values() if prod(each.dims) > _MAX_TABLE and each.data_type == 1]
         self.tables = {each.name: Value(np.broadcast_to(0.0, each.dims)) for each in tables}
         self.operator = cache(partial(made_linearly, view, self.constants))
