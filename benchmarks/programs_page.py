@@ -131,7 +131,7 @@ def gallery() -> str:
 
 def certified(program: Program) -> str:
     """The stated error as the page prints it: rounded up."""
-    return "exact" if program.exact else _number(program.max_error)
+    return "exact" if program.max_error == 0.0 else _number(program.max_error)
 
 
 def _sum_of_fractions(powers: Powers) -> str:

@@ -141,8 +141,6 @@ def _costs(
 
 def _elements(view: GraphView, weight: str) -> int:
     """Elements of a weight: its multiply-adds for one token (or position of a convolution)."""
-    if weight in view.initializers:
-        return prod(view.initializers[weight].dims)
     shape = view.type_of(weight).shape or ()
     return prod(dim for dim in shape if isinstance(dim, int)) if shape else 0
 

@@ -109,8 +109,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
             splice(result, view, by_path[view.path])
     if not conversions:
         return result
-    earlier = [each.conversion for each in plan.recognised.blocks]
-    return with_record(result, [*earlier, *conversions], plan.options)
+    return with_record(result, [*plan.recognised.blocks, *conversions], plan.options)
 
 
 def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import UnionType
@@ -31,7 +31,7 @@ from passes.options import COMPACT, STAGED, WHOLE, Options
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.program import grid
 from rewriter.graph.constants import UNFIT, Constants, Read
-from rewriter.graph.view import SAME_NUMBERS, GraphView, all_views
+from rewriter.graph.view import SAME_NUMBERS, GraphView, Place, all_views
 from rewriter.options import values_of
 
 KEY = "attnonly.plan"  # of the metadata entry
@@ -185,38 +185,21 @@ def inline_values(tensor: onnx.TensorProto) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A block that was converted earlier; its heads call `functions`, (domain, name)."""
-
-    conversion: Conversion
-    nodes: frozenset[str]
-    functions: frozenset[tuple[str, str]]
-
-    @property
-    def block(self) -> Block:
-        return self.conversion.block
-
-
-@dataclass(frozen=True)
 class Recognised:
-    """The heads of earlier runs in a model; the notes state what was ignored, and why."""
+    """The blocks of a model that are heads of earlier runs; the notes state what was ignored, and why."""
 
-    blocks: tuple[Made, ...] = ()
+    blocks: tuple[Conversion, ...] = ()
+    outputs: frozenset[Place] = frozenset()  # of the nodes of their heads
+    functions: frozenset[tuple[str, str]] = frozenset()  # (domain, name) of those that these call
     notes: tuple[str, ...] = ()
-
-    @property
-    def functions(self) -> frozenset[tuple[str, str]]:
-        return frozenset(function for each in self.blocks for function in each.functions)
 
     @property
     def stream(self) -> tuple[int, int] | None:
         """In form `whole`: the bias tokens of the stream, and how many tokens it has at the most."""
-        shared = (each.conversion for each in self.blocks if each.conversion.carried)
-        return next(((each.carried, each.options.positions) for each in shared), None)
+        return next(((each.carried, each.options.positions) for each in self.blocks if each.carried), None)
 
     def nodes(self, view: GraphView) -> frozenset[int]:
-        names = (name for each in self.blocks if each.block.path == view.path for name in each.nodes)
-        return frozenset(view.producer[name] for name in names if name in view.producer)
+        return frozenset(index for name, index in view.producer.items() if (view.path, name) in self.outputs)
 
 
 def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
@@ -229,19 +212,25 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
         return Recognised()
     views = {view.path: view for view in all_views(model)}
     flow_of = cache(lambda path: Dataflow(views[path]))
-    made, notes = list[Made](), list[str]()
+    made, outputs, functions, notes = list[Conversion](), set[Place](), set[tuple[str, str]](), list[str]()
     for each in record.blocks:
         try:
             view, flow = views[each.block.path], flow_of(each.block.path)
-            made.append(_made(model, view, replace(each, block=with_operators(view, flow, each)), read))
+            conversion = replace(each, block=with_operators(view, flow, each))
+            names, called = _heads(model, view, conversion, read)
+            made.append(conversion)
+            outputs.update((view.path, name) for name in names)
+            functions.update((function.domain, function.name) for function in called)
         except (KeyError, PlanError) as error:
             reason = "the graph that should contain it does not exist" if isinstance(error, KeyError) else error
             notes.append(f"the plan in the file's metadata is ignored for block {each.block.name}: {reason}")
-    return Recognised(tuple(made), tuple(notes))
+    return Recognised(tuple(made), frozenset(outputs), frozenset(functions), tuple(notes))
 
 
-def _made(model: onnx.ModelProto, view: GraphView, conversion: Conversion, read: Read) -> Made:
-    """The block, if the graph has the nodes, constants and functions of its heads. Raises PlanError."""
+def _heads(
+    model: onnx.ModelProto, view: GraphView, conversion: Conversion, read: Read
+) -> tuple[set[str], Sequence[onnx.FunctionProto]]:
+    """What the nodes of a block's heads make, and their functions. Raises PlanError where the model lacks them."""
     _check_activation(conversion)
     _check_weights(view, conversion)
     try:
@@ -268,7 +257,7 @@ def _made(model: onnx.ModelProto, view: GraphView, conversion: Conversion, read:
     for function in written.functions:
         if function not in model.functions:
             raise PlanError(f"its function '{function.name}' is another one")
-    return Made(conversion, frozenset(outputs), frozenset((each.domain, each.name) for each in written.functions))
+    return outputs, written.functions
 
 
 def _check_weights(view: GraphView, conversion: Conversion) -> None:

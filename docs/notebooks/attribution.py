@@ -72,7 +72,7 @@ class Network:
         zeros = dict.fromkeys(self._given, np.zeros((1, 1), np.int64)) | dict.fromkeys(stops, np.zeros(1, np.float32))
         read = fed(part, zeros)
         session = open_session(part.proto, base_dir=part.base_dir, threads=1)
-        return lambda values: np.asarray(session.run({name: values[name] for name in read}, [output])[output])
+        return lambda values: np.asarray(session.run({name: values[name] for name in read})[output])
 
     def feeds(self, ids: Array) -> dict[str, Array]:
         """The inputs of the model for tokens [batch, T]: nothing is padded."""

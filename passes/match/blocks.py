@@ -49,7 +49,6 @@ from rewriter.graph.view import (
 )
 from rewriter.graph.walk import own_names, reads, subgraphs
 
-_BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # only nodes between them are replaced
 _LINEAR_MAPS = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
@@ -114,8 +113,7 @@ class Block:
     @property
     def coarsest(self) -> int:
         """The least precise of its types, for which the block must be accurate."""
-        order = (_BFLOAT16, _FLOAT16, _FLOAT)  # bfloat16 has the fewest digits
-        return next((elem_type for elem_type in order if elem_type in self.types), self.elem_type)
+        return next((elem_type for elem_type in FLOATS if elem_type in self.types), self.elem_type)
 
     @property
     def neurons(self) -> int | None:

@@ -142,14 +142,7 @@ class Identifier:
 def identify_function(f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS) -> Identified | Unknown:
     """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
     values = f(points := grid())
-    known = dict[bytes, Array]()
-
-    def remembered(y: Array) -> Array:
-        """Solvers of several entries ask for the same points."""
-        key = y.tobytes()
-        return known[key] if key in known else known.setdefault(key, f(y))
-
-    attempts = [attempt for entry in table if (attempt := _attempt(entry, remembered, points, values, tolerance))]
+    attempts = [attempt for entry in table if (attempt := _attempt(entry, f, points, values, tolerance))]
     agreeing = [attempt for attempt in attempts if attempt.error <= tolerance]
     if agreeing:
         # Equally close: within a factor of 4, or both within float64's own rounding.

@@ -137,8 +137,9 @@ _CELU = Activation(
 def _factored(name: str, function: Function, program: Make | None, place: float = 1.0, **further: Any) -> Activation:
     """An activation whose only parameter, a factor, is read at one place."""
     return Activation(
-        name, ("factor",), lambda y, p: p[0] * function(y), solve.factor(function, place), program, **further
-    )
+        name, ("factor",), lambda y, p: p[0] * function(y), lambda f: (solve.at(f, place) / solve.at(function, place),),
+        program, **further,
+    )  # fmt: skip
 
 
 def _within(whole: Activation, name: str, usual: Parameters, *wanted: float | None, off: float = 1e-3) -> Activation:

@@ -336,10 +336,6 @@ class Program:
     powers: Powers | None = None  # equally spaced keys as powers of one exponential, as form `local` writes them
 
     @property
-    def exact(self) -> bool:
-        return self.max_error == 0.0
-
-    @property
     def bias_tokens(self) -> int:
         return max(len(head.bias_tokens) for head in self.as_heads.heads)
 

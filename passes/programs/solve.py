@@ -28,16 +28,6 @@ def logit(p: float) -> float:
     return math.log(p / (1.0 - p))
 
 
-def factor(reference: Function, point: float = 1.0) -> Solve:
-    """(a,) of a h(y), from one point."""
-
-    def solve(f: Function) -> Parameters | None:
-        found = at(f, point) / at(reference, point)
-        return (found,) if math.isfinite(found) and found != 0.0 else None
-
-    return solve
-
-
 def _bend(share: Callable[[float], float]) -> tuple[float, float] | None:
     """A y > 0 at which the sigmoid is numerically away from both asymptotes, and its value."""
     places = [1.0, *(2.0 ** (sign * power) for power in range(1, 21) for sign in (-1, 1))]

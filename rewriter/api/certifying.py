@@ -15,7 +15,7 @@ import onnx
 
 from passes.record import PlanError, read_record
 from rewriter.api.rows import held_by, longest_of
-from rewriter.api.run import environment, name_of, silent
+from rewriter.api.run import environment, name_of
 from rewriter.compare.graphs import renamed
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
@@ -25,7 +25,7 @@ from rewriter.graph.walk import iter_nodes
 from rewriter.ort.optimised import LEVELS, RULES, optimisers, write_optimised
 from rewriter.proof.prove import prove
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
-from rewriter.proof.run import Progress
+from rewriter.proof.run import Progress, silent
 from rewriter.report.comparison import Certification, FileDigest, Level, RuntimeCertification
 from rewriter.text import quoted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -29,17 +29,13 @@ class Diagnosis(Result):
     memory: int | None  # available bytes, within a container's limit; None where the system does not report it
     disk: int  # free bytes in the model's folder, or the current one
     model_bytes: int | None  # with external data; None without a model
-    wrong: tuple[str, ...] = field(metadata={"json": "problems"})  # each with the step that fixes it
+    problems: tuple[str, ...] = ()  # each with the step that fixes it
     also = ("exit_status",)
     exit_status = by_problems
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        return self.wrong
-
-    @property
     def summary(self) -> str:
-        return "see the problems above" if self.wrong else "FINE  nothing is wrong"
+        return "see the problems above" if self.problems else "FINE  nothing is wrong"
 
 
 def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:

@@ -88,7 +88,7 @@ def _converted(conversion: Conversion) -> BlockRow:
         first=kinds(block.first),
         second=kinds(block.second),
         program=program.name,
-        exact=program.exact,
+        exact=program.max_error == 0.0,
         heads=conversion.heads,
         bias_tokens=program.bias_tokens,
         experts=next((operator.experts for operator in block.first if operator.experts), None),

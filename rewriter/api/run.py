@@ -23,17 +23,13 @@ from passes.options import EXPOSED, Options
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, options_of, unknown_option
+from rewriter.proof.run import Progress, silent
 from rewriter.proof.settings import Inputs as GivenInputs
 from rewriter.proof.settings import Settings, as_given
-from rewriter.proof.validate import Progress
 from rewriter.report.report import Report
 from rewriter.text import clean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def silent(_what: str, _done: int, _total: int) -> None:
-    """Show no progress."""
 
 
 def name_of(model: Source) -> str:

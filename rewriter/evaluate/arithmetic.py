@@ -205,7 +205,7 @@ class Field:
         self.turn = -1
         self.coins = 0  # the fewest different signs that were taken at once since this was 0
         self.snapped: dict[float, str] = {}  # constants, and the numbers that they are rounded from
-        self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
+        self._nearest = cache(self._near)
         self._infinity = int(self.function("infinity", np.array(1)))
 
     # arithmetic
@@ -398,10 +398,7 @@ class Field:
     # constants
     def _snapped(self, value: float, dtype: np.dtype[Any]) -> int | None:
         """The residue of the number that a scalar constant is rounded from; None where it is what its bits say."""
-        key = value, dtype.itemsize
-        if key not in self._known:
-            self._known[key] = self._near(abs(value), dtype.itemsize)
-        found = self._known[key]
+        found = self._nearest(abs(value), dtype.itemsize)
         if found is None:
             return None
         self.snapped[value] = found[1]
@@ -494,14 +491,14 @@ class Modulus:
         self.powers, count = np.array([pow(2, _LOWEST_EXPONENT, p)]), _HIGHEST_EXPONENT - _LOWEST_EXPONENT
         while self.powers.size < count:
             self.powers = np.append(self.powers, self.powers * pow(2, self.powers.size, p) % p)[:count]
-        self._known: dict[tuple[bytes, bytes], Array] = {}
+        self.known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
 
     def weighted(self, field: Field, entries: Array, weight: Array) -> Array:
         """Entries @ a weight; from memory, where both were multiplied before."""
         key = (content(weight), content(entries)) if weight.size >= _LEAST_KNOWN else None
-        if key is not None and key in self._known:
-            return self._known[key].astype(np.int64)
+        if key is not None and key in self.known:
+            return self.known[key].astype(np.int64)
         rows = entries.reshape(-1, entries.shape[-1]) if weight.ndim == 2 and entries.size else entries
         (made,) = _weighted([(field, rows)], weight)
         made = made.reshape(*entries.shape[:-1], -1) if rows is not entries else made
@@ -509,13 +506,10 @@ class Modulus:
             self.keep(key, made)
         return made
 
-    def knows(self, key: tuple[bytes, bytes]) -> bool:
-        return key in self._known
-
     def keep(self, key: tuple[bytes, bytes], made: Array) -> None:
         self._room -= made.size
         if self._room > 0:
-            self._known[key] = made.astype(np.uint32)
+            self.known[key] = made.astype(np.uint32)
 
 
 def multiply(operands: Sequence[tuple[Field, Array]], weight: Array) -> None:
@@ -525,7 +519,7 @@ def multiply(operands: Sequence[tuple[Field, Array]], weight: Array) -> None:
     new: dict[tuple[Modulus, tuple[bytes, bytes]], tuple[Field, Array]] = {}
     for field, x in operands:
         key = content(weight), content(x)
-        if x.shape[-1] == len(weight) and not field.modulus.knows(key):  # others are an error where they are used
+        if x.shape[-1] == len(weight) and key not in field.modulus.known:  # others are an error where they are used
             new[field.modulus, key] = field, x
     if len(new) > 1:
         made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in new.values()], weight)
@@ -701,10 +695,10 @@ class Floats:
 Arithmetic = Field | Floats
 
 
-def plain(x: Any) -> Array:
+def plain(x: Any, what: str = "a shape or an index") -> Array:
     """An index, or another operand that data must not decide. Raises Unsupported where it does."""
     if isinstance(x, Value):
-        raise Unsupported("data decides a shape or an index")
+        raise Unsupported(f"data decides {what}")
     return np.asarray(x)
 
 

@@ -18,7 +18,7 @@ import onnx
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, content, is_float
+from rewriter.evaluate.arithmetic import Unsupported, content, is_float, plain
 from rewriter.evaluate.moves import concatenated
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 from rewriter.graph.constants import elem_type_of, model_of
@@ -117,23 +117,17 @@ def control(call: Call, operands: Sequence[Any], environment: MutableMapping[str
     """The outputs of a node that has bodies. Raises Unsupported where data decides what is evaluated."""
     if call.kind == "Loop":
         return _loop(call, operands, environment)
-    branch = call.get("then_branch" if _known(operands[0], "a branch") else "else_branch")
+    branch = call.get("then_branch" if plain(operands[0], "a branch").item() else "else_branch")
     made = call.evaluator.body(branch, environment)
     _spread(call, branch)
     return tuple(made)
 
 
-def _known(x: Any, what: str) -> Array:
-    if isinstance(x, Value):
-        raise Unsupported(f"data decides {what}")
-    return np.asarray(x).reshape(())
-
-
 def _loop(call: Call, operands: Sequence[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
     limit, condition, *state = operands
     body: onnx.GraphProto = call.get("body")
-    times = math.inf if limit is None else int(_known(limit, "how often a loop runs"))
-    going = condition is None or bool(_known(condition, "whether a loop runs"))
+    times = math.inf if limit is None else int(plain(limit, "how often a loop runs").item())
+    going = condition is None or bool(plain(condition, "whether a loop runs").item())
     decided, loop_carried = call.evaluator.decided, zip(body.input[2:], call.node.input[2:], strict=False)
     decided |= {formal.name for formal, name in loop_carried if name in decided}
     rounds: list[list[Any]] = []
@@ -141,7 +135,7 @@ def _loop(call: Call, operands: Sequence[Any], environment: MutableMapping[str, 
         number, more = np.array(len(rounds), np.int64), np.array(going)
         given = dict(zip((value.name for value in body.input), (number, more, *state), strict=True))
         goes_on, *made = call.evaluator.body(body, ChainMap(given, environment))
-        going, state, yielded = bool(_known(goes_on, "when a loop ends")), made[: len(state)], made[len(state) :]
+        going, state, yielded = bool(plain(goes_on, "when a loop ends").item()), made[: len(state)], made[len(state) :]
         rounds.append(yielded)
         if len(rounds) > _MAX_ITERATIONS:
             raise Unsupported(f"more than {_MAX_ITERATIONS:,} iterations")

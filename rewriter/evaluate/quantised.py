@@ -42,9 +42,7 @@ def _range(call: Call, zero: Array, kind: np.dtype[Any]) -> list[Array]:
 def _along(call: Call, x: Any, parameter: Any, axis: int, block: int = 0) -> Any:
     """A scale or zero point shaped to apply along an axis; blocks of an axis share one."""
     if block:
-        axis %= x.ndim
-        repeated = call.move(parameter, lambda t: np.repeat(t, block, axis))
-        return call.move(repeated, lambda t: np.take(t, np.arange(x.shape[axis]), axis))
+        return call.move(parameter, lambda t: np.take(t, np.arange(x.shape[axis]) // block, axis))
     if parameter.ndim != 1 or x.ndim < 2:
         return parameter
     shape = [1] * x.ndim
@@ -238,14 +236,11 @@ def _matmul_of_bits(
     numbers = _unpacked(packed.reshape(rows, blocks, -1), bits).reshape(rows, -1)[:, :columns]
     if zeros is None:
         zeros = np.full((rows, blocks), 1 << (bits - 1))
-    elif is_float(zeros):
-        zeros = call.move(zeros, lambda t: t.reshape(rows, blocks))
-    else:
+    elif not is_float(zeros):
         zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
     of_column = np.arange(columns) // block if group is None or not group.size else group[:columns]
-    zero, scale = (call.lift(each, scalar=False).entries for each in (zeros, scales))
-    centred = call.f.sub(call.entries(numbers), zero[:, of_column])
-    weight = Value(call.f.mul(centred, scale.reshape(rows, blocks)[:, of_column]).T)
+    zero, scale = (call.lift(t, scalar=False).entries.reshape(rows, blocks)[:, of_column] for t in (zeros, scales))
+    weight = Value(call.f.mul(call.f.sub(call.entries(numbers), zero), scale).T)
     made = matmul(call, x, weight)
     return made if bias is None else add(call, made, bias)
 

@@ -81,12 +81,9 @@ class Constants:
 
     def numbers(self, tensor: str) -> list[int] | None:
         """The elements of a tensor as integers; None if they depend on more than constants and known sizes."""
-        try:
-            value = self.of(tensor).reshape(-1)
-        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
-            return None
-        known = value.dtype.kind in "iub" or np.isfinite(value.astype(np.float64)).all()
-        return [int(number) for number in value] if known else None
+        value = self.value(tensor)
+        known = value is not None and np.isfinite(value.astype(np.float64)).all()
+        return [int(number) for number in value.reshape(-1)] if value is not None and known else None
 
     def of(self, tensor: str, depth: int = 0, *, wide: bool = False) -> AnyArray:
         """The value of a constant; floating-point results of nodes are float64 if `wide`.

@@ -17,10 +17,8 @@ import onnx
 
 from rewriter.graph.walk import all_graphs, iter_nodes, own_names, subgraphs
 
-FLOATS = frozenset(
-    (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
-)
-"""The element types of floating-point numbers that models compute in."""
+FLOATS = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+"""The element types of floating-point numbers that models compute in, from the fewest digits to the most."""
 
 Dim = int | str | None  # one dimension: a number, the name of a symbolic dimension, or None where nothing is known
 

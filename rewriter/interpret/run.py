@@ -98,7 +98,7 @@ def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, A
     if inside:
         part = side.extracted(upstream(side.main, frozenset(found), inside))
         feeds = fed(part, found)
-        found |= open_model(part, "cpu", optimise=False, prepack=False).run(feeds, inside)
+        found |= open_model(part, "cpu", optimise=False, prepack=False).run(feeds)
     return {name: found[name] for name in names}
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product
 
-from passes.conversion import decide
+from passes.conversion import Conversion, decide
 from passes.match.blocks import Block, Dataflow, Namer
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import ALREADY, Options
 from passes.plan import Plan
 from passes.programs.program import Group, Program, groups_of
-from passes.record import Made, with_operators
+from passes.record import with_operators
 from rewriter.arrays import Array
 from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention
@@ -98,7 +98,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
         with noting(missed, f"block {made.block.name} is attention heads already", made.block.output):
             # The plan states the error of the file's own heads.
             heads = _of_made(view, flow, made, program)
-            found.append(replace(heads, bound=max(heads.bound, made.conversion.max_error)))
+            found.append(replace(heads, bound=max(heads.bound, made.max_error)))
     return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
 
 
@@ -123,8 +123,8 @@ def _heads(
     )
 
 
-def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> NeuronHeads:
-    block, whole = with_operators(view, flow, made.conversion), made.conversion.projections
+def _of_made(view: GraphView, flow: Dataflow, made: Conversion, program: str) -> NeuronHeads:
+    block, whole = with_operators(view, flow, made), made.projections
     activation = block.identified.activation
     if activation.program is None:
         raise LostError(f"its activation '{activation.name}' is not in the table", block.name)

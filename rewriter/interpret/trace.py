@@ -7,7 +7,7 @@ So splitting, transposing or repeating heads is recognised by its effect. Rotary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -27,7 +27,7 @@ from rewriter.evaluate.scalar import BROADCAST
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.extract import Cut, extract, upstream
+from rewriter.graph.extract import extract, upstream
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
 from rewriter.proof.inputs.cases import Maker
 
@@ -82,8 +82,7 @@ class _Small(Evaluator):
     ) -> None:
         """`given`: entries that replace those of some tensors."""
         super().__init__(program, Floats(), feeds, replaced={name: Value(each) for name, each in given.items()})
-        tables = [each for each in program.graph.initializer if prod(each.dims) > _MAX_TABLE and each.data_type == 1]
-        self.environment.update({each.name: Value(np.broadcast_to(0.0, each.dims)) for each in tables})
+        self.environment.update(tracer.tables)
         self.decided |= feeds.keys()
         self.shapes: dict[str, Shape] = {name: array.shape for name, array in feeds.items()}
         self.values: dict[str, Any] = dict(feeds)  # of small tensors
@@ -92,6 +91,15 @@ class _Small(Evaluator):
         declared = ((tracer.view.type_of(name).shape or (), array.shape) for name, array in feeds.items())
         sizes = (pair for each in declared for pair in zip(*each, strict=False))
         self._symbols = {dim: size for dim, size in sizes if isinstance(dim, str)}
+
+    def evaluate(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Evaluate some nodes of the program; `feeds` are what they read."""
+        for name, array in self.feeds.items():
+            self._feed(name, array)
+        self.environment.update(self.replaced)
+        with np.errstate(all="ignore"):
+            for node in nodes:
+                self.node(node, self.environment)
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         name, missing = node.output[0], [self.lost[each] for each in node.input if each in self.lost]
@@ -140,9 +148,6 @@ class _Small(Evaluator):
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         value = environment[name]
-        if node.op_type == "Cast" and isinstance(value, Value) and name not in self.decided:
-            kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(integer_of(node, "to", 0)))
-            environment[name] = value = value.entries.astype(kind) if kind.kind in "iub" else value  # a size
         if isinstance(value, list):
             return
         self.shapes[name] = value.shape
@@ -167,7 +172,9 @@ class Tracer:
     def __init__(self, source: LoadedModel, model: onnx.ModelProto, view: GraphView) -> None:
         """`model` is that of `source` with operators expanded, and `view` its main graph."""
         self.view, self.constants = view, Constants(view)
-        self._source, self._model = source, replace(source, proto=model)
+        self._model = replace(source, proto=model)
+        tables = [each for each in view.initializers.values() if prod(each.dims) > _MAX_TABLE and each.data_type == 1]
+        self.tables = {each.name: Value(np.broadcast_to(0.0, each.dims)) for each in tables}
         self.operator = cache(partial(made_linearly, view, self.constants))
         self.is_wave = cache(self._is_wave)
         made = {name: self.operator(name) for node in view.nodes for name in node.output[:1]}
@@ -179,7 +186,6 @@ class Tracer:
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
         self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto))
-        self._alike: dict[tuple[Any, ...], Array] = {}  # values by the nodes that compute them, in any layer
 
     def _evaluated(self, number: int) -> _Small:
         """The whole graph in a small case; in a second one what the values of inputs do not decide."""
@@ -199,13 +205,8 @@ class Tracer:
         if number:
             first = self._case(0)
             ends = tuple(name for name in first.values if name not in self.constants and name not in first.decided)
-        return self._run(self._program(upstream(self._light, frozenset(), ends)), feeds, {})
-
-    def _program(self, part: Cut) -> Program:
-        return Program(replace(self._model, proto=extract(self._model.proto, self._light, part)))
-
-    def _run(self, program: Program, feeds: Mapping[str, Array], given: Mapping[str, Array]) -> _Small:
-        found = _Small(self, program, feeds, given)
+        part = extract(self._model.proto, self._light, upstream(self._light, frozenset(), ends))
+        found = _Small(self, Program(replace(self._model, proto=part)), feeds, {})
         for _ in found.steps():
             pass
         return found
@@ -278,41 +279,18 @@ class Tracer:
         case = self._case(0)
         known = frozenset(case.values).difference(path)
         part = upstream(self._light, known.union(self.widths, probes[0]) - {tensor}, [tensor])
-        program = cache(self._program)
-        for number, probe in enumerate(probes):
+        for probe in probes:
             if tensor in probe:
                 yield probe[tensor]
                 continue
             made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
             feeds = {name: each for name, each in made.items() if name not in probe}
-            key = number, *self._structure(part, feeds, probe)
-            if key not in self._alike:
-                found = self._run(program(part), feeds, probe)
-                if tensor in found.lost:
-                    raise found.lost[tensor]
-                value = found.environment[tensor]
-                self._alike[key] = np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
-            yield self._alike[key]
-
-    def _structure(self, part: Cut, feeds: Mapping[str, Array], probe: Mapping[str, Array]) -> Iterator[Any]:
-        """What the result of a part depends on: its nodes and constants, with numbers as names."""
-        numbers = dict[str, int]()
-        for node in (self._light.nodes[place] for place in part.nodes):
-            waves = [self.is_wave(name) for name in node.output]
-            names = [numbers.setdefault(name, len(numbers)) for name in (*node.input, "/", *node.output)]
-            yield node.op_type, node.domain, *names, *waves, *(each.SerializeToString() for each in node.attribute)
-        for name, number in numbers.items():
-            if name in probe:
-                yield number, probe[name].shape
-            elif name in feeds:
-                held = feeds[name]
-                uniform = held.size and not any(held.strides)
-                yield number, held.dtype.str, held.shape, held.flat[:1].tobytes() if uniform else held.tobytes()
-            elif name in self.view.initializers:
-                held = self.view.initializers[name]
-                external = held.data_location == onnx.TensorProto.EXTERNAL
-                entries = b"" if external else onnx.numpy_helper.to_array(held).tobytes()
-                yield number, name if external else (held.data_type, *held.dims, entries)
+            found = _Small(self, case.program, feeds, probe)
+            found.evaluate(self._light.nodes[place] for place in part.nodes)
+            if tensor in found.lost:
+                raise found.lost[tensor]
+            value = found.environment[tensor]
+            yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
     def norm(self, tensor: str) -> Norm | None:
         """The normalisation whose output a tensor is."""

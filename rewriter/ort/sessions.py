@@ -42,19 +42,14 @@ class Session:
     _shrinks: bool
     defined: tuple[str, ...] = ()  # operators without a kernel, as `Swish(25)`, expanded as ONNX defines them
 
-    def run(
-        self,
-        feeds: Mapping[str, NDArray[Any]],
-        outputs: Sequence[str] | None = None,
-        over: Mapping[str, NDArray[Any]] | None = None,
-    ) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], over: Mapping[str, NDArray[Any]] | None = None) -> dict[str, Any]:
         """Run the model once. Raises ValidationError, or MemoryError.
 
         A sequence becomes a list, a map the list of its keys and values, a missing value None. `over` are results of
         another run: outputs go to filled memory of their shapes, so that entries that are never written can be
         detected; onnxruntime refuses that for undeclared shapes.
         """
-        wanted, options = list(self.outputs if outputs is None else outputs), load_onnxruntime().RunOptions()
+        wanted, options = list(self.outputs), load_onnxruntime().RunOptions()
         options.log_severity_level = 4
         if self._shrinks:
             # Otherwise a session keeps the memory of its largest run, and the float64 evaluation has a dozen sessions.

@@ -15,16 +15,11 @@ import onnx
 
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
-from rewriter.graph.types import elem_name, type_of
+from rewriter.graph.types import FLOATS, elem_name, type_of
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.proof.records import UNCLAIMED, Certificate, Claim, Claimed, Refusal
 from rewriter.proof.values.compare import compare
-
-_DIGITS: Mapping[int, int] = {
-    onnx.TensorProto.BFLOAT16: 8, onnx.TensorProto.FLOAT16: 11, onnx.TensorProto.FLOAT: 24, onnx.TensorProto.DOUBLE: 53,
-}  # fmt: skip
-"""Bits of precision of the types that models compute in."""
 
 
 def prove(
@@ -73,16 +68,17 @@ def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]
         text = f"IR version is {rewritten.proto.ir_version} instead of {original.proto.ir_version}"
         yield Refusal("", "", "", f"{text}, without defaults of inputs")
     ours, theirs = (_types(each.proto) for each in (original, rewritten))
-    if ours and theirs and min(map(_DIGITS.__getitem__, theirs)) < min(map(_DIGITS.__getitem__, ours)):
-        kind = min(theirs, key=_DIGITS.__getitem__)
-        yield Refusal("", "", "", f"computes in {elem_name(kind)}, which is narrower than the original's types")
+    if ours and theirs and min(theirs) < min(ours):
+        kind = elem_name(FLOATS[min(theirs)])
+        yield Refusal("", "", "", f"computes in {kind}, which is narrower than the original's types")
 
 
 def _types(proto: onnx.ModelProto) -> set[int]:
-    """The floating-point types of a model's inputs, constants and casts."""
+    """The places in `FLOATS` of the types of a model's inputs, constants and casts."""
     casts = (each for node in iter_nodes(proto.graph.node) if node.op_type == "Cast" for each in node.attribute)
     found = {each.i for each in casts if each.name == "to"} | {each.data_type for each in iter_tensors(proto)}
-    return (found | {value.type.tensor_type.elem_type for value in proto.graph.input}) & _DIGITS.keys()
+    found |= {value.type.tensor_type.elem_type for value in proto.graph.input}
+    return {place for place, elem_type in enumerate(FLOATS) if elem_type in found}
 
 
 def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:

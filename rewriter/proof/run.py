@@ -48,6 +48,10 @@ Progress = Callable[[str, int, int], None]
 """Called with a description of the current step, the number of steps done, and the number of all steps."""
 
 
+def silent(_what: str, _done: int, _total: int) -> None:
+    """Show no progress."""
+
+
 @dataclass(frozen=True)
 class Side:
     """One model with the indices of its graphs."""
@@ -122,7 +126,7 @@ def run_model(
     may_refuse: bool = False,
     by_blocks: bool = False,
     gaps: Gaps = (),
-    progress: Progress = lambda _what, _done, _total: None,
+    progress: Progress = silent,
     what: str = "the model",
 ) -> ModelRuns:
     """Run a model, or a part of one.

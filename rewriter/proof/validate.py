@@ -31,7 +31,7 @@ from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.rule import Judgement, compared, norm, relative_error, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, run_model, told
+from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, run_model, silent, told
 from rewriter.proof.settings import Settings
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
@@ -118,7 +118,7 @@ class Judge:
     rewritten: LoadedModel
     claims: Sequence[Claim]  # what the passes say of the blocks that they replaced; empty for models from elsewhere
     settings: Settings
-    progress: Progress = lambda _what, _done, _total: None
+    progress: Progress = silent
     # The form of the original whose tensors the claims name, if that is another; it is shown to compute the same.
     lowered: LoadedModel | None = None
     tolerance: tuple[float, float] | None = None  # atol and rtol, if they take the place of the rule

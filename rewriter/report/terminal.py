@@ -17,7 +17,8 @@ import rich.console
 import rich.table
 from rich.text import Text
 
-from rewriter.proof.validate import Progress as Callback
+from rewriter.proof.run import Progress as Callback
+from rewriter.proof.run import silent
 from rewriter.report.report import FolderReport, Report, Result
 from rewriter.report.sections import sections, summary, warnings
 from rewriter.report.tables import Cell, Table, texts
@@ -71,7 +72,7 @@ class Console:
 
     def progress(self) -> AbstractContextManager[Callback]:
         """Show progress on standard error while the block runs."""
-        return nullcontext(lambda _what, _done, _total: None) if self.quiet else shown(self._err)
+        return nullcontext(silent) if self.quiet else shown(self._err)
 
     def report(self, report: Report) -> None:
         """Print a rewriting: a few lines, tables with -v, failures, and the verdict; for a folder, model by model."""

@@ -123,7 +123,7 @@ def test_ablation_by_a_hook_is_that_of_the_file(name: str, export: Export) -> No
     with torch.no_grad():
         found = own.run_with_hooks(torch.tensor(TOKENS), fwd_hooks=[("blocks.0.mlp.hook_z", without)]).numpy()
     changed = ablate(path, [f"blocks.0.mlp_heads.{number}" for number in chosen])
-    expected = open_session(changed, optimise=False).run(feeds(), ("logits",))["logits"]
+    expected = open_session(changed, optimise=False).run(feeds())["logits"]
     assert np.abs(logits(own) - expected).max() > 1e-2
     np.testing.assert_allclose(found, expected, atol=1e-4)
 

@@ -62,8 +62,6 @@ class _Side:
 
     def is_fixed(self, name: str) -> bool:
         """Whether a tensor is computed from constants alone."""
-        if name in self.weights:
-            return name in self.fixed or name not in self.program.overridable
         return name in self.fixed or self.constant(name) is not None
 
     def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:
@@ -89,16 +87,17 @@ class _Side:
         """A digest of what a tensor is computed from, which uses the `ids` of its operands."""
         if name in self.weights and name not in self.program.overridable:
             return _digest("constant", *self.weights.described(name))
-        constant, node = self.constant(name), self.makers.get(name)
-        if constant is not None:
-            return _of_constant(constant)
+        node = self.makers.get(name)
         if node is None:
             default = self.weights.get(name)
             return _digest("input", name, None if default is None else default.tobytes())
         return self._of_node(node, name, self.ids)
 
     def _of_node(self, node: onnx.NodeProto, name: str, numbers: MutableMapping[str, str]) -> str:
-        domain, kind = key_of(node)
+        (domain, kind), value = key_of(node), constant_of(node)
+        if value is not None:
+            constant = onnx.numpy_helper.to_array(value)
+            return _digest("constant", str(constant.dtype), constant.shape, content(constant))
         if kind == "Identity" and not domain:
             return numbers.get(node.input[0], name)
         operands = [numbers.get(each, f"of {name}") if each else "" for each in node.input]
@@ -122,10 +121,7 @@ class _Side:
         weights = self.program.weights(graph)
         inner.update((name, _digest("constant", *weights.described(name))) for name in weights)
         for node in graph.node:
-            value = constant_of(node)
-            for name in filter(None, node.output):
-                constant = None if value is None else onnx.numpy_helper.to_array(value)
-                inner[name] = self._of_node(node, name, inner) if constant is None else _of_constant(constant)
+            inner.update({name: self._of_node(node, name, inner) for name in filter(None, node.output)})
         return [inner.get(value.name, "") for value in graph.output]
 
 
@@ -170,12 +166,7 @@ class _Anchors:
         return ""
 
     def _anchor(self, name: str) -> str:
-        """The id of a tensor of A that one of B is, computed by another node; empty where there is none."""
-        return self._by_rows(name)
-
-    # -- rows
-    def _by_rows(self, name: str) -> str:
-        """The id of a tensor of A that has the same rows as one of B; empty where there is none."""
+        """The id of a tensor of A that has the same rows as one of B, which another node computes; empty without."""
         if name not in self.b.prints or name not in self.b.data:
             return ""
         candidates = self._by_print.get(self.b.prints[name].exact, ())
@@ -363,10 +354,6 @@ def _of_shape(side: _Side, name: str) -> bool:
             return False  # a size decides which size it is
         pending += () if node.op_type == "Shape" else node.input[:1] if chosen else node.input
     return True
-
-
-def _of_constant(constant: np.ndarray) -> str:
-    return _digest("constant", str(constant.dtype), constant.shape, content(constant))
 
 
 def _digest(*parts: object) -> str:

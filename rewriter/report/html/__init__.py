@@ -28,6 +28,7 @@ from rewriter.text import shortened
 
 _MAX_NAME, _MAX_SENTENCE = 240, 600  # characters; of longer texts both ends are shown
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
+short = partial(shortened, limit=_MAX_NAME)  # a name as shown on the page
 
 
 def write_page(report: Report, path: Path) -> None:
@@ -87,11 +88,6 @@ def _json(data: Any) -> str:
 
 def _hash(content: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")
-
-
-def short(text: str) -> str:
-    """A name as shown on the page."""
-    return shortened(text, _MAX_NAME)
 
 
 def shown(value: Cell | str | float | None, column: Column) -> Cell:

@@ -19,7 +19,7 @@ def test_the_gate_of_a_bounded_function_is_exact() -> None:
     sigmoid = Program("sigmoid", (Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.0),), c=0.0, d=1.0),), constant=2.0)
     made = gate(sigmoid, FLOAT)
     assert (made.name, made.linear, made.constant) == ("sigmoid_gate", 2.0, 0.0)
-    assert (made.exact, made.double) == (True, False)
+    assert (made.max_error, made.double) == (0.0, False)
     u = np.linspace(-3.0, 3.0, len(G))
     np.testing.assert_allclose(made.evaluate(G, u), u * (1.0 / (1.0 + np.exp(-G)) + 2.0), rtol=1e-13)
 

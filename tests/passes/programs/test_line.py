@@ -80,7 +80,7 @@ def test_a_gate_that_is_zero_nowhere_reaches_far_on_both_sides() -> None:
 def test_what_is_bounded_needs_no_line() -> None:
     for name in ("sigmoid", "tanh"):
         program = quick(name)
-        assert (program.line, program.exact) == (None, True)
+        assert (program.line, program.max_error) == (None, 0.0)
     assert not needs_line(quick("silu"))
     assert not needs_line(replace(quick("silu"), line=None, double=True))
     assert needs_line(Program("line", (), linear=-1.0))

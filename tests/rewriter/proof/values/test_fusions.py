@@ -72,7 +72,7 @@ def test_a_fusion_is_computed_as_it_is_written_out_and_certified(name: str) -> N
     written = with_parts(fused, parts_of)
     assert written is not fused or "Fused" not in name
     feeds = {"x": np.random.default_rng(0).normal(0.0, 2.0, (2, 5, 4)).astype(np.float32)}
-    made = [open_session(each).run(feeds, ["out"])["out"] for each in (plain, fused, written)]
+    made = [open_session(each).run(feeds)["out"] for each in (plain, fused, written)]
     for each in made[1:]:
         np.testing.assert_allclose(each, made[0], rtol=1e-4, atol=1e-4)
     assert certify(plain, fused).certificate.certified
