@@ -380,7 +380,7 @@ class Evaluator:
             asked = kind in CASTS and tuple_of(made)[0].dtype == np.bool_ and operands[0].dtype.kind in "iu"
             if (asked or kind in COMPARISONS) and not self.fixed.issuperset(node.input):
                 # A number that becomes a Boolean is compared with 0.
-                self._note_choice(call, (operands[0], np.int64(0)) if asked else operands, tuple_of(made)[0])
+                self._note_choice(call, [operands[0], np.zeros(())] if asked else operands, tuple_of(made)[0])
                 made = np.logical_not(tuple_of(made)[0]) if node.output[0] in self.turned else made
             return made
         return self._opaque(call, operands) if found is None else found(call, *operands)
