@@ -296,13 +296,11 @@ def _amount(value: float) -> str:
 
 
 def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
-    import numpy as np
-
     rows: list[tuple[str, float]] = []
     for name, array in parts.items():
-        for place in np.argsort(-np.abs(array.flat), kind="stable")[:top]:
+        for place, value in enumerate(array.flat):
             said = f" '{tokens[place]}'" if tokens and name == "embed" and array.ndim else ""
-            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(array.flat[place])))
+            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(value)))
     return sorted(rows, key=lambda row: -abs(row[1]))[:top]
 
 

@@ -377,7 +377,7 @@ class Evaluator:
         opaque = found is None and kind not in INTEGERS and not subgraphs(node) and isinstance(self.arithmetic, Field)
         if not depends and not (call.decided and (opaque or self.takes_rows(call, operands))):
             made = self._plain(call, operands)
-            asked = kind in CASTS and tuple_of(made)[0].dtype == np.bool_ and operands[0].dtype.kind in "iu"
+            asked = kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
             if (asked or kind in COMPARISONS) and not self.fixed.issuperset(node.input):
                 # A number that becomes a Boolean is compared with 0.
                 self._note_choice(call, [operands[0], np.zeros(())] if asked else operands, tuple_of(made)[0])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -151,13 +151,12 @@ def _one_result(
 
     With `sizes`, those of sizes are included.
     """
-
-    def keys(each: Sequence[Replacing]) -> dict[str, list[int]]:
-        names = dict.fromkeys(name for run in each for name in run.choices)
-        return {name: [run.choices[name][0] if name in run.choices else 0 for run in each] for name in names}
-
-    found, theirs = dict[str, frozenset[str]](), keys(others)
-    for name, own in keys(runs).items():
+    keys, theirs = (
+        {name: [run.choices.get(name, (0,))[0] for run in each] for one in each for name in one.choices}
+        for each in (runs, others)
+    )
+    found = dict[str, frozenset[str]]()
+    for name, own in keys.items():
         made = [run.choices[name] for run in runs if name in run.choices]
         decided = sizes or all(each for *_, each in made)
         if decided and len(frozenset().union(*(results for _, results, _ in made))) == 1:
@@ -247,11 +246,14 @@ class _Pair:
                 continue
             rounds: list[tuple[str, ...]] = []
             self._last, at_once = ((), ()), _ROUNDS if self._large else 1
-            while (more := self._more(len(rounds))) and (
-                found := self._round(reading, [self._round_of(len(rounds) + k) for k in range(at_once)])
-            ) is not None:
+            while (
+                (more := len(rounds) < _ROUNDS or self._few_signs())  # a sign is a coin, which may decide
+                and len(rounds) < _MOST_ROUNDS
+                and (found := self._round(reading, [self._round_of(len(rounds) + k) for k in range(at_once)]))
+                is not None
+            ):
                 rounds += [found] * at_once
-            if len(rounds) >= _MOST_ROUNDS and self._few_signs():
+            if more and len(rounds) >= _MOST_ROUNDS:
                 self._reason = named = "signs of data decide together, in more ways than can be tried"
                 break
             if not more and (regions := self._bounded(reading)) is not None:
@@ -281,10 +283,6 @@ class _Pair:
             unable=self.unable and not self._differ,
         )
 
-    def _more(self, rounds: int) -> bool:
-        """Whether more rounds are needed: a sign is a coin, and a model may decide by a few of them."""
-        return rounds < _ROUNDS or (rounds < _MOST_ROUNDS and self._few_signs())
-
     def _few_signs(self) -> bool:
         """Whether a result of a decision in either model was drawn with too few signs to have been seen."""
         if all(each.fewest() >= _COINS for each in self._signs):
@@ -306,8 +304,7 @@ class _Pair:
         tried = [[value.shape for value in each.feeds.values()] for each in (further, *self.points)]
         if tried[0] in tried[1:]:
             return ""
-        field = reading.field(Modulus(), secrets.token_bytes(16), self._products)
-        _, (failed,) = self._evaluated(self.b, [field], [further], reading)
+        _, (failed,) = self._evaluated(self.b, [(Modulus(), secrets.token_bytes(16))], [further], reading)
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
     def _drawn(self, number: int) -> list[Case]:
@@ -329,9 +326,8 @@ class _Pair:
         modulus, key = Modulus(), secrets.token_bytes(16)
 
         def evaluate(program: Program, replaced: Mapping[str, Value], *, keep: bool = False) -> Fingerprints:
-            field = reading.field(modulus, key, () if program is self.a else self._products)
-            options = {"printing": True, "keep": keep, "replaced": replaced}
-            return self._evaluated(program, [field], [case], reading, **options)[0][0]
+            given = program, [(modulus, key)], [case], reading
+            return self._evaluated(*given, printing=True, keep=keep, replaced=replaced)[0][0]
 
         a, b = evaluate(self.a, {}), evaluate(self.b, {})
 
@@ -369,10 +365,7 @@ class _Pair:
         cases = [case for each in draws for case in each]
         keys = [(modulus, secrets.token_bytes(16)) for each in draws for modulus in [Modulus()] * len(each)]
 
-        def fields(numbers: Sequence[Product] = ()) -> list[Field]:
-            return [reading.field(*key, numbers) for key in keys]
-
-        ours, failed = self._evaluated(self.a, fields(), cases, reading)
+        ours, failed = self._evaluated(self.a, keys, cases, reading)
         if all(failed):
             self.unable = True
             self._reason = f"the first model cannot be evaluated: {failed[0]}"
@@ -382,7 +375,7 @@ class _Pair:
             self.points = [case for case in self.points if id(case) not in refused]
         kept = [place for place, why in enumerate(failed) if not why]
         ours, cases, keys = [ours[k] for k in kept], [cases[k] for k in kept], [keys[k] for k in kept]
-        theirs, failed = self._evaluated(self.b, fields(self._products), cases, reading)
+        theirs, failed = self._evaluated(self.b, keys, cases, reading)
         if any(failed):
             self.unable = True
             self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
@@ -505,14 +498,17 @@ class _Pair:
         )
 
     def _evaluated(
-        self, program: Program, fields: Sequence[Field], cases: Sequence[Case], reading: Reading, **further: Any
-    ) -> tuple[list[Replacing], list[str]]:
+        self, program: Program, keys: Sequence[tuple[Modulus, bytes]], cases: Sequence[Case], reading: Reading,
+        signs: Sequence[Iterable[int]] = (), turn: int = -1, **further: Any,
+    ) -> tuple[list[Replacing], list[str]]:  # fmt: skip
         """One evaluation for each point, run in step, the first of a reading with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
         options: dict[str, Any] = {"cover": self.cover, "in_reals": reading.in_reals}
         made: list[Replacing] = []
-        for place, (f, case) in enumerate(zip(fields, cases, strict=True)):
+        for place, (key, case) in enumerate(zip(keys, cases, strict=True)):
+            f = reading.field(*key, () if ours else self._products)
+            f.turned, f.turn = frozenset(signs[place] if signs else ()), turn
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
@@ -613,6 +609,7 @@ class _Pair:
         Comparisons that both models make, always with the same result, get the other one: each set of them, those that
         are made only then included. What cannot be evaluated so is not tried.
         """
+        keys = [(each.field.modulus, each.field.key) for each in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]) and in_a:
@@ -627,18 +624,12 @@ class _Pair:
                     return f"inputs may choose by '{name}' and others, in more ways than can be tried"
                 tried.add(both[0])
                 made = list[list[Replacing]]()
-                for program, turned, own in zip((self.a, self.b), both, (ours, theirs), strict=True):
-                    fields = self._fields_again(reading, program, own)
-                    runs, failed = self._evaluated(program, fields, cases, reading, turned=turned)
+                for program, turned in zip((self.a, self.b), both, strict=True):
+                    runs, failed = self._evaluated(program, keys, cases, reading, turned=turned)
                     made += [] if any(failed) else [runs]
                 if len(made) == len(both):
                     pending.append((*both, made[0], made[1]))
         return ""
-
-    def _fields_again(self, reading: Reading, program: Program, runs: Sequence[Replacing]) -> list[Field]:
-        """The fields of some evaluations of a model, for other ones of it."""
-        known = self._products if program is self.b else ()
-        return [reading.field(each.field.modulus, each.field.key, known) for each in runs]
 
     def _decided_otherwise(
         self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
@@ -654,10 +645,8 @@ class _Pair:
             if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
                 return _COIN
             for turn in (-1, 0):
-                fields = self._fields_again(reading, program, own)
-                for field, each in zip(fields, apart, strict=True):
-                    field.turned, field.turn = frozenset(each), turn
-                turned, failed = self._evaluated(program, fields, cases, reading)
+                keys = [(each.field.modulus, each.field.key) for each in own]
+                turned, failed = self._evaluated(program, keys, cases, reading, signs=apart, turn=turn)
                 pairs = zip(turned, theirs, strict=True) if program is self.a else zip(ours, turned, strict=True)
                 if any(failed) or any(self._differing(x, y) for x, y in pairs):
                     return _COIN

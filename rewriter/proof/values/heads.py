@@ -601,13 +601,10 @@ def _multiplied(
                 axis = range(len(shape))[other.axis]
                 lines = np.ndindex(*shape[:axis], 1, *shape[axis + 1 :])
                 spots = [(*at[:axis], k, *at[axis + 1 :]) for at in lines if _fits(shape, at[:-1], front)]
-                spots.sort(key=lambda spot: _other_places(spot, place, other.axis))
+                # Those of the same token first, as far as both have the same axes.
+                there = place[: other.axis][::-1]
+                spots.sort(key=lambda at: any(a != b for a, b in zip(at[: other.axis][::-1], there, strict=False)))
                 yield other.data, spots[:_MOST_PLACES]
-
-
-def _other_places(spot: Sequence[int], place: Sequence[int], axis: int) -> bool:
-    """Whether an entry is at another token than `place`, as far as both have the same axes."""
-    return any(a != b for a, b in zip(spot[:axis][::-1], place[:axis][::-1], strict=False))
 
 
 def _fits(shape: Sequence[int], spot: tuple[int, ...], front: tuple[int, ...]) -> bool:

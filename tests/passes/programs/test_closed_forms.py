@@ -80,6 +80,7 @@ def test_steep_functions_are_recognised(name: str) -> None:
     assert only_block(mlp(text, opset=20, ir=9)).identified.activation.name == name
 
 
+@pytest.mark.slow
 def test_the_error_of_a_gate_covers_sums_that_are_rounded() -> None:
     """Of 0.5 slope / small and the offset, for a slope that is the product of several numbers."""
     clip = "s = Mul(y, $-0.2254317) t = HardSigmoid<alpha = 0.52, beta = 0.163>(s) g = Mul(t, $-0.4295402)"
