@@ -19,13 +19,7 @@ SOURCES = {
 COMPOSERS = ("rewriter/api/", "rewriter/cli/", "rewriter/interpret/")
 """The only files of the engine that know the domain."""
 
-FRONT = (
-    "rewriter.adapters",
-    "rewriter.api",
-    "rewriter.cli",
-    "rewriter.interpret",
-    "rewriter.report",
-)
+FRONT = ("rewriter.adapters", "rewriter.api", "rewriter.cli", "rewriter.interpret", "rewriter.report")
 """What composes; nothing that is composed may import it."""
 
 _OWN_FRONT = ("rewriter/report/", "rewriter/adapters/", "rewriter/interpret/")

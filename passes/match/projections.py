@@ -16,15 +16,7 @@ from passes.match.blocks import Block
 from passes.match.linear import LinearOperator
 from rewriter.graph.constants import COMPUTED, UNFIT, Constants
 from rewriter.graph.elementwise import outputs
-from rewriter.graph.view import (
-    REARRANGED,
-    SAME_ENTRIES,
-    GraphView,
-    LostError,
-    attributes,
-    label,
-    operands_of,
-)
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, label, operands_of
 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels

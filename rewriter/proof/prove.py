@@ -37,11 +37,7 @@ def prove(
     further: dict[str, Any] = {"limit": limit, "dims": dims, "longest": longest, "isolate": isolate}
     further |= {"claims": claims, "blocks": blocks}
     values = compare(original, rewritten, **further)
-    refusals = (
-        *_interface(original, rewritten),
-        *_coarser(original, rewritten),
-        *_unmet(original, rewritten, blocks),
-    )
+    refusals = (*_interface(original, rewritten), *_coarser(original, rewritten), *_unmet(original, rewritten, blocks))
     refusals = (*values.refusals, *refusals) if values.refuted else (*refusals, *values.refusals)
     return replace(values, certified=not refusals, refusals=refusals)
 

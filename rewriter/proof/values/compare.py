@@ -277,10 +277,7 @@ class _Pair:
             settled=bool(self._refuted),
         )
         return Certificate(
-            certified=False,
-            refusals=(why,),
-            departure=departing,
-            unable=self.unable and not self._differ,
+            certified=False, refusals=(why,), departure=departing, unable=self.unable and not self._differ
         )
 
     def _few_signs(self) -> bool:

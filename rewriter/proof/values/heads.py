@@ -53,16 +53,7 @@ from rewriter.proof.certificate.expressions import (
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.records import CEILINGS, Claimed
 from rewriter.proof.values.prints import Fingerprints
-from rewriter.proof.values.walk import (
-    PRODUCTS,
-    UNFIT,
-    Kept,
-    Walk,
-    aligned,
-    in_field,
-    unraveled,
-    wide,
-)
+from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, unraveled, wide
 
 MOST_LEAVES, _MOST_ENDS = 2, 8
 _DEEPEST = 100_000

@@ -68,10 +68,7 @@ def runs(model: onnx.ModelProto) -> Iterator[tuple[dict[str, Any], list[Any]]]:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "name",
-    [*MODELS, "relu-decoder", "gated-decoder", "gelu-encoder"],
-)
+@pytest.mark.parametrize("name", [*MODELS, "relu-decoder", "gated-decoder", "gelu-encoder"])
 def test_sizes_of_0(name: str) -> None:
     model = MODELS.get(name) or onnx.load(FOLDER / f"{name}.onnx")
     known = [*runs(model)]

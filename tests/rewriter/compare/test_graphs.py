@@ -14,12 +14,7 @@ from rewriter.compare.graphs import difference, renamed, signature_differences
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, load_model
 from tests.changes import Change as Edit
-from tests.changes import (
-    body,
-    graphs,
-    swap,
-    weight,
-)
+from tests.changes import body, graphs, swap, weight
 from tests.textmodels import SILU, mlp, text_model
 
 Make = Callable[[], onnx.ModelProto]

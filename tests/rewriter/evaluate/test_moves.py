@@ -147,10 +147,7 @@ LAWS = {
     ),
     "an entry that is rounded is whole": ("a = Floor(x) b = Cast <to = 7> (a) y = Cast <to = 1> (b)", "y = Floor(x)"),
     "CastLike": ("y = CastLike(x, x)", "y = Cast <to = 1> (x)"),
-    "axes of size 1": (
-        "a = Unsqueeze(x, zero) y = Reshape(a, shape)",
-        "a = Unsqueeze(x, last) y = Reshape(a, shape)",
-    ),
+    "axes of size 1": ("a = Unsqueeze(x, zero) y = Reshape(a, shape)", "a = Unsqueeze(x, last) y = Reshape(a, shape)"),
 }
 GIVEN = (
     "low = Constant <value = float[2, 4] {-3e38, -3e38, -3e38, -3e38, -3e38, -3e38, -3e38, -3e38}> () zero = Constant"

@@ -148,12 +148,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("proof", "size", "expected"),
-    [
-        ("whole", LARGE + 1, False),
-        ("auto", LARGE, False),
-        ("auto", LARGE + 1, True),
-        ("blocks", 1, True),
-    ],
+    [("whole", LARGE + 1, False), ("auto", LARGE, False), ("auto", LARGE + 1, True), ("blocks", 1, True)],
 )
 def test_when_blocks_are_proved_alone(proof: str, size: int, expected: bool) -> None:
     assert Settings(proof=proof).by_blocks(size) is expected

@@ -165,10 +165,7 @@ def test_a_domain_is_what_was_claimed() -> None:
     assert everywhere.domain is None
 
 
-@pytest.mark.parametrize(
-    "pole",
-    [div(mul(SILU, each), each) for each in (sub(Y, ONE), sub(SIGMOID, HALF), mul(Y, Y))],
-)
+@pytest.mark.parametrize("pole", [div(mul(SILU, each), each) for each in (sub(Y, ONE), sub(SIGMOID, HALF), mul(Y, Y))])
 def test_a_pole_is_refused(pole: Expression) -> None:
     found = of(SILU, pole)
     assert not found.holds
@@ -276,12 +273,7 @@ def test_functions_that_differ_a_little_are_refused(f: Expression, kind: str, at
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.sampled_from([SIGMOID, SILU, TANH]),
-    st.integers(-9, 9).filter(bool),
-    st.integers(1, 9),
-    st.integers(-5, 5),
-)
+@given(st.sampled_from([SIGMOID, SILU, TANH]), st.integers(-9, 9).filter(bool), st.integers(1, 9), st.integers(-5, 5))
 def test_functions_written_in_another_way_are_equal(f: Expression, p: int, q: int, shift: int) -> None:
     factor, offset = constant(fmpq(p, q)), constant(shift)
     one = add(mul(factor, mul(f, f)), mul(offset, f))

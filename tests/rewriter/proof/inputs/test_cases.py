@@ -169,19 +169,13 @@ def test_images_get_the_channels_that_the_weights_fix() -> None:
 
 
 def test_lengths_count_frames() -> None:
-    inputs: dict[str, Declared] = {
-        "audio_signal": (FLOAT, ["batch", 80, "time"]),
-        "length": (INT, ["batch"]),
-    }
+    inputs: dict[str, Declared] = {"audio_signal": (FLOAT, ["batch", 80, "time"]), "length": (INT, ["batch"])}
     for case in make_cases(declare(inputs)):
         assert case.feeds["length"][0] == case.feeds["audio_signal"].shape[2]
 
 
 def test_integers_along_one_axis_are_one_for_each_row() -> None:
-    inputs: dict[str, Declared] = {
-        "sample": (FLOAT, ["batch", 4, "height", "width"]),
-        "timestep": (INT, ["steps"]),
-    }
+    inputs: dict[str, Declared] = {"sample": (FLOAT, ["batch", 4, "height", "width"]), "timestep": (INT, ["steps"])}
     assert {case.feeds["timestep"].shape for case in make_cases(declare(inputs))} == {(1,), (3,)}
 
 

@@ -70,7 +70,6 @@ IFS = f"""c = Equal(flag, large) y = If(c) <{EITHER}, then_branch = t () => (flo
     ],
 )  # fmt: skip
 def test_integers_that_no_input_drawn_holds(a: str, b: str, right: bool) -> None:
-    """Such as an id beyond the vocabulary: what it chooses must be the same, although no input chose it."""
     assert certify(model(RARE, a), model(RARE, b)).certificate.certified is right
 
 
