@@ -612,9 +612,9 @@ class _Pair:
             if (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]) and in_a:
                 known = "compares integers, always with the same result"
                 return f"'{min(in_a)}' {known}; with the other one, output '{differing[0]}' has other values"
-            found = _one_result(a, b)
+            found, theirs_alike = _one_result(a, b), _one_result(b, a).keys()
             for name, same in found.items():
-                both = in_a | {each for each, other in found.items() if other == same}, in_b | same
+                both = in_a | {each for each, other in found.items() if other == same}, in_b | (same & theirs_alike)
                 if both[0] in tried or not same:
                     continue
                 if len(tried) == _MOST_TURNED:
