@@ -190,7 +190,7 @@ class Recognised:
 
     blocks: tuple[Conversion, ...] = ()
     outputs: frozenset[Place] = frozenset()  # of the nodes of their heads
-    functions: frozenset[tuple[str, str]] = frozenset()  # (domain, name) of those that these call
+    functions: frozenset[tuple[str, str]] = frozenset()  # (domain, name), called by these nodes
     notes: tuple[str, ...] = ()
 
     @property

@@ -59,7 +59,7 @@ class Unknown:
     gated: tuple[int, int] | None = None  # the positions of gate and value among the region's leaves
 
 
-_NAMED: dict[object, Identified | Unknown] = {}
+_NAMED: dict[object, Identified] = {}
 """The entry of a region's values on the grid, for all models of this process."""
 
 
@@ -75,20 +75,21 @@ class Identifier:
     def __init__(self, view: GraphView, constants: Constants) -> None:
         self._view = view
         self._constants = constants
-        self._unknown: dict[object, Identified | Unknown] = {}  # whose functions read this view
+        self._unknown: dict[object, Unknown] = {}  # whose functions read this view
 
     def identify(self, region: ActivationRegion) -> Identified | Unknown:
         """For two leaves, as activation(gate) * value."""
         count, tolerance, points = len(region.leaves), _TOLERANCE * self._precision(region), grid()
         pairs = [points, np.random.default_rng(0).permutation(points)]  # at random, as the roles of two leaves differ
         key = count, tolerance, sha256(self.evaluate(region, pairs[:count]).tobytes()).digest()
-        known = _NAMED if key in _NAMED else self._unknown
-        if key not in known:
-            found = self._identify_gated(region, tolerance) if count > 1 else None
-            found = found or identify_function(lambda y: self.evaluate(region, [y]), tolerance)
-            known = _NAMED if isinstance(found, Identified) else self._unknown
-            known[key] = found
-        return known[key]
+        found = _NAMED.get(key) or self._unknown.get(key)
+        if found is None and count > 1:
+            found = self._identify_gated(region, tolerance)
+        elif found is None:
+            found = identify_function(lambda y: self.evaluate(region, [y]), tolerance)
+        if isinstance(found, Unknown):
+            return self._unknown.setdefault(key, found)
+        return _NAMED.setdefault(key, found)
 
     def evaluate(self, region: ActivationRegion, leaves: Sequence[Array]) -> Array:
         """In float64, leaf values in the order of `region.leaves`."""

@@ -205,7 +205,7 @@ class Field:
         self.turn = -1
         self.coins = 0  # the fewest different signs that were taken at once since this was 0
         self.snapped: dict[float, str] = {}  # constants, and the numbers that they are rounded from
-        self._nearest = cache(self._near)
+        self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
 
     # arithmetic
@@ -398,7 +398,8 @@ class Field:
     # constants
     def _snapped(self, value: float, dtype: np.dtype[Any]) -> int | None:
         """The residue of the number that a scalar constant is rounded from; None where it is what its bits say."""
-        found = self._nearest(abs(value), dtype.itemsize)
+        key = abs(value), dtype.itemsize  # a cache of a method would keep the field, and the products of its modulus
+        found = self._known[key] if key in self._known else self._known.setdefault(key, self._near(*key))
         if found is None:
             return None
         self.snapped[value] = found[1]

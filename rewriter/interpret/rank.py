@@ -130,8 +130,7 @@ class Best:
     def add(self, rows: Array, scores: Array, columns: Array, least: float = 0.0) -> None:
         """Take the largest above `least` of a block `scores` [R, C] of the whole matrix; no row occurs twice."""
         k = self.scores.shape[1]
-        kept = np.maximum(self.scores[rows, -1:], least)
-        larger = np.flatnonzero(scores > kept)  # few
+        larger = np.flatnonzero(scores > np.maximum(self.scores[rows, -1:], least))  # few
         if not larger.size:
             return
         row, column = np.divmod(larger, scores.shape[1])
@@ -203,7 +202,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
     head B reads A if the result of A is a term of the sum that B reads: earlier layers, and in sequential layers the
     attention before an MLP. Rotary heads are compared without the rotation, and means that a LayerNormalization
     subtracts stay in. The model may be the result of `heads`, such as with `fold_ln`; `top` is per head and kind.
-    Without `every_head`, `strongest` is the same in a third of the time, and heads have no lists of their own.
+    Without `every_head`, only `strongest` is complete, in a third of the time.
 
     Raises UsageError if `top` is below 1 or does not fit into memory, ModelError as `heads` and for infinite weights.
     """

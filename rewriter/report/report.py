@@ -277,8 +277,8 @@ def reach(certificate: Certificate) -> str:
 def json_text(data: Mapping[str, Any]) -> str:
     """JSON text of this package; characters that could drive a terminal are escaped."""
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    strange = {char for char in set(text) if not (char.isprintable() or char == "\n")}
-    return text.translate({ord(char): json.dumps(char)[1:-1] for char in strange}) + "\n"
+    strange = {ord(char): json.dumps(char)[1:-1] for char in set(text) if not (char.isprintable() or char == "\n")}
+    return text.translate(strange) + "\n"
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

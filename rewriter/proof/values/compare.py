@@ -603,13 +603,13 @@ class _Pair:
     ) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
-        Comparisons that both models make, always with the same result, get the other one: each set of them, those that
-        are made only then included. What cannot be evaluated so is not tried.
+        Comparisons of both models that always have the same result get the other one, in every combination; so do
+        comparisons in branches that are then taken. A combination that cannot be evaluated is skipped.
         """
         keys = [(each.field.modulus, each.field.key) for each in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
-            if (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]) and in_a:
+            if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
                 known = "compares integers, always with the same result"
                 return f"'{min(in_a)}' {known}; with the other one, output '{differing[0]}' has other values"
             found, theirs_alike = _one_result(a, b), _one_result(b, a).keys()

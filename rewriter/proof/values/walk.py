@@ -145,10 +145,9 @@ class Walk:
         """A leaf and a number, short or of a small constant, that a linear layer adds to it; None otherwise."""
         p = self._run.field.p
         for (known, leaf), sign in product(self._leaves.items(), (1, -1)):
-            more, number = (entry - sign * known) % p, self._run.numbers.get((entry - sign * known) % p)
-            for scale in _SCALES:
-                short = (more * scale + _SHORT) % p - _SHORT
-                number = short / scale if number is None and short <= _SHORT else number
+            added = (entry - sign * known) % p
+            shorts = (short / scale for scale in _SCALES if (short := (added * scale + _SHORT) % p - _SHORT) <= _SHORT)
+            number = self._run.numbers.get(added, next(shorts, None))
             if number is not None:
                 return ex.add(ex.mul(ex.constant(sign), leaf), ex.constant(number))
         return None
