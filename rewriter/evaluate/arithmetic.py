@@ -23,7 +23,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _MOST_TERMS, _PART = 2**13, 2**18
 """Products of halves whose sum is exact in float64; and entries of a weight that are split at once."""
+_CACHED = 2**15
+"""Entries that are computed with at once."""
 _FEW = 32
 """Numbers that are inverted one by one."""
 _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
@@ -175,6 +177,26 @@ def known_number(value: float, size: int) -> tuple[float, str, Fraction, int, Fr
     return min(near, key=lambda each: (len(each[1]), abs(each[0] - value)))
 
 
+_Of = Callable[..., Array]
+
+
+def _in_parts(compute: _Of) -> _Of:
+    """Compute entry by entry, in parts that a cache of the processor holds: large temporaries cost more than the rest."""
+
+    @wraps(compute)
+    def computed(self: Field, *operands: Any) -> Array:
+        shapes = {each.shape for each in operands if isinstance(each, np.ndarray)}
+        size = math.prod(min(shapes, default=()))
+        if size <= _CACHED or len(shapes) > 1:
+            return np.asarray(compute(self, *operands))
+        flat = [each.reshape(-1) if isinstance(each, np.ndarray) else each for each in operands]
+        parts = (slice(start, start + _CACHED) for start in range(0, size, _CACHED))
+        made = [compute(self, *(x[part] if isinstance(x, np.ndarray) else x for x in flat)) for part in parts]
+        return np.concatenate(made).reshape(*shapes)
+
+    return computed
+
+
 class Field:
     """Arithmetic modulo a prime, which is 7 modulo 8, on int64 arrays, with oracles under a key."""
 
@@ -238,6 +260,7 @@ class Field:
         more += a
         return np.asarray(more)
 
+    @_in_parts
     def power(self, a: Array, exponent: int) -> Array:
         result = None
         while exponent:
@@ -247,6 +270,7 @@ class Field:
             a = self.mul(a, a) if exponent else a
         return np.ones_like(a) if result is None else result
 
+    @_in_parts
     def inv(self, a: Array) -> Array:
         """1 / a; 0 for 0. That of two numbers follows from that of their product."""
         a = np.asarray(a, np.int64)
@@ -332,6 +356,7 @@ class Field:
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8, key=self.key).digest()
         return _U64(int.from_bytes(digest, "little"))
 
+    @_in_parts
     def hash64(self, name: object, *operands: Array) -> Array:
         """A keyed hash of 64 bits, entry by entry."""
         first, second = self._tag("first", name), self._tag("second", name)
@@ -345,6 +370,7 @@ class Field:
                 mixed = mix(entries)
             return mix(mixed ^ second)
 
+    @_in_parts
     def function(self, name: object, *operands: Array) -> Array:
         """A function of which nothing is known."""
         drawn = np.asarray(self.hash64(name, *operands))
@@ -359,6 +385,7 @@ class Field:
     def even(self, name: str, a: Array) -> Array:
         return self.function(name, np.minimum(a, self.neg(a)))
 
+    @_in_parts
     def exp(self, a: Array) -> Array:
         flipped, value = a > self.p // 2, self.even("exp", a)
         value = np.where(a == 0, 1, self.mul(value, value))
@@ -470,11 +497,15 @@ class Field:
         (a1, a0, a2), (b1, b0, b2) = a, b
         if a0.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
-        low, high = a0 @ b0, a1 @ b1
-        middle = a2 @ b2
-        middle -= low
-        middle -= high
-        highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, middle, low))
+        low, high, middle = a0 @ b0, a1 @ b1, a2 @ b2
+        return self._summed(low, middle, high)
+
+    @_in_parts
+    def _summed(self, low: Array, middle: Array, high: Array) -> Array:
+        """The sum of products of limbs, of which the middle one has all three."""
+        whole = middle - low
+        whole -= high
+        highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, whole, low))
         return self.reduced(self.reduced((self.reduced(highs << 16) + middles) << 16) + lows)
 
     def joined(self, a: Array, b: Array, c: Array, d: Array) -> Array:
@@ -626,9 +657,6 @@ _NUMPY: Mapping[str, Callable[..., Array]] = {
     "mod": np.mod, "fmod": np.fmod,
 }  # fmt: skip
 """Functions that the field hashes, in float64."""
-
-
-_Of = Callable[..., Array]
 
 
 class Floats:
