@@ -15,5 +15,6 @@ def test_cases(case: int, request: pytest.FixtureRequest) -> None:
 
 def test_every_case_has_one_turn_in_five() -> None:
     cases = [f"test_it[{number}]" for number in range(20)]
-    assert sorted(case for turn in "01234" for case in drawn(cases, turn)) == sorted(drawn(cases, "all")) == sorted(cases)
+    assert sorted(case for turn in "01234" for case in drawn(cases, turn)) == sorted(cases)
+    assert drawn(cases, "all") == cases
     assert all(drawn(cases[:1], turn) for turn in "01234")

@@ -181,7 +181,7 @@ _Of = Callable[..., Array]
 
 
 def _in_parts(compute: _Of) -> _Of:
-    """Compute entry by entry, in parts that a cache of the processor holds: large temporaries cost more than the rest."""
+    """Compute entry by entry, in parts that a cache of the processor holds, because large temporaries cost most."""
 
     @wraps(compute)
     def computed(self: Field, *operands: Any) -> Array:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, MutableMappi
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache, cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx
@@ -38,7 +38,7 @@ from rewriter.evaluate.arithmetic import (
 )
 from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
-from rewriter.evaluate.scalar import COMPARISONS, INTEGERS
+from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
@@ -234,6 +234,16 @@ def _with_definitions(model: onnx.ModelProto, weights: LoadedModel, other: onnx.
     return by_definition(deepcopy(model), defined) if defined else model
 
 
+class Choice(NamedTuple):
+    """A comparison of integers."""
+
+    apart: int  # a hash of their differences
+    equal: int  # which ones equal numbers are like: the smaller (-1), the larger (1), or none of them (0)
+    met: bool  # whether some numbers were equal
+    results: frozenset[bool]
+    decided: bool  # by inputs, not by sizes
+
+
 class Evaluator:
     """One evaluation of a model, at one point."""
 
@@ -261,7 +271,7 @@ class Evaluator:
         self._depth = 0  # of bodies
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
-        self.choices: dict[str, tuple[int, frozenset[bool], bool]] = {}  # by comparison of integers
+        self.choices: dict[str, Choice] = {}  # by comparison of integers
         self.fixed: set[str] = set()  # tensors computed from constants alone, the same at every size
         self.largest = 0  # entries of the largest tensor
 
@@ -378,10 +388,15 @@ class Evaluator:
         if not depends and not (call.decided and (opaque or self.takes_rows(call, operands))):
             made = self._plain(call, operands)
             asked = kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
-            if (asked or kind in COMPARISONS) and not self.fixed.issuperset(node.input):
+            if (asked or kind in (CHOOSING if call.decided else COMPARISONS)) and not self.fixed.issuperset(node.input):
                 # A number that becomes a Boolean is compared with 0.
-                self._note_choice(call, [operands[0], np.zeros(())] if asked else operands, tuple_of(made)[0])
-                made = np.logical_not(tuple_of(made)[0]) if node.output[0] in self.turned else made
+                made = tuple_of(made)[0]
+                first, *others = [operands[0], np.zeros(())] if asked else (x for x in operands if x is not None)
+                for place, other in enumerate(others):
+                    self._note_choice(call, first, other, made, node.output[0] + ", a bound" * place)
+                    first = np.maximum(first, other)  # which the upper bound of a Clip is compared with
+                if node.output[0] in self.turned and made.dtype == np.bool_:
+                    made = np.logical_not(made)
             return made
         return self._opaque(call, operands) if found is None else found(call, *operands)
 
@@ -394,14 +409,18 @@ class Evaluator:
             raise Unsupported(f"data decides {call.kind}")
         return tuple_of(found(call, *operands))
 
-    def _note_choice(self, call: Call, compared: Sequence[Array], made: Any) -> None:
-        """Record which integers were compared (in either order), the results, and whether inputs decide them."""
-        if not call.decided and any((each < 0).all() for each in compared):
+    def _note_choice(self, call: Call, a: Array, b: Array, made: Any, name: str) -> None:
+        """Record which integers were compared, in either order, and with which results."""
+        if not call.decided and ((a < 0).all() or (b < 0).all()):
             return  # no size is negative
-        apart = np.unique(np.abs(np.subtract(*compared, dtype=np.float64)))
+        apart = np.unique(np.subtract(a, b, dtype=np.float64))
+        other = -apart[::-1]
+        order = (apart.tolist() > other.tolist()) - (apart.tolist() < other.tolist())
         along = not call.decided and made.size > 1  # positions, whose results follow from each other
-        results = frozenset({False, True} if along else np.unique(made).tolist())
-        self.choices[call.node.output[0]] = hash(apart.tobytes()), results, call.decided
+        found = np.unique(made if made.dtype == np.bool_ else apart > 0)
+        results = frozenset({False, True} if along else found.tolist())
+        digest = hash((other if order > 0 else apart).tobytes())
+        self.choices[name] = Choice(digest, order * EQUAL_ARE.get(call.kind, 0), 0 in apart, results, call.decided)
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as an unknown function of its attributes and operands.

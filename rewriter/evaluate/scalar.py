@@ -113,6 +113,10 @@ INTEGERS: Mapping[str, Callable[..., Array]] = {
 """Exact on integers, which wrap around as in the runtime."""
 LOGIC: Mapping[str, Callable[..., Array]] = {"And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not}
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+EQUAL_ARE = {"Less": 1, "LessOrEqual": -1, "Greater": -1, "GreaterOrEqual": 1}
+"""Whether the first operand, where it is equal to the second, is compared as a larger (1) or smaller (-1) one is."""
+CHOOSING = (*COMPARISONS, "Max", "Min", "Clip")
+"""Operators that compare integers."""
 
 
 @elementwise(*LOGIC, always=True)

@@ -24,7 +24,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
-from rewriter.evaluate.evaluator import Evaluator, Program, in_step
+from rewriter.evaluate.evaluator import Choice, Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
@@ -147,20 +147,26 @@ def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
 def _one_result(
     runs: Sequence[Replacing], others: Sequence[Replacing], *, sizes: bool = False
 ) -> dict[str, frozenset[str]]:
-    """Comparisons of inputs' integers that always had the same result, with the same ones of the other model.
+    """Comparisons of inputs' integers that were not seen to turn, with the same ones of the other model.
 
-    With `sizes`, those of sizes are included.
+    They always had the same result, or what they compare was never equal. With `sizes`, those of sizes are included if
+    they had one result.
     """
-    keys, theirs = (
-        {name: [run.choices.get(name, (0,))[0] for run in each] for one in each for name in one.choices}
-        for each in (runs, others)
-    )
-    found = dict[str, frozenset[str]]()
-    for name, own in keys.items():
-        made = [run.choices[name] for run in runs if name in run.choices]
-        decided = sizes or all(each for *_, each in made)
-        if decided and len(frozenset().union(*(results for _, results, _ in made))) == 1:
-            found[name] = frozenset(other for other, key in theirs.items() if key == own)
+
+    def made(each: Sequence[Replacing]) -> dict[str, list[Choice | None]]:
+        return {name: [run.choices.get(name) for run in each] for one in each for name in one.choices}
+
+    def key(choices: Sequence[Choice | None]) -> object:
+        met = any(each and each.met for each in choices)  # then the results say what equal numbers are like
+        return [each and (each.apart, 0 if met else each.equal) for each in choices]
+
+    found, theirs = dict[str, frozenset[str]](), made(others)
+    for name, own in made(runs).items():
+        known = [each for each in own if each]
+        decided, met = all(each.decided for each in known), any(each.met for each in known)
+        one = len(frozenset().union(*(each.results for each in known))) == 1
+        if (decided and not met) or ((decided or sizes) and one):
+            found[name] = frozenset(other for other, each in theirs.items() if key(each) == key(own))
     return found
 
 
@@ -577,7 +583,7 @@ class _Pair:
         alone = ((_one_result(a, b), "second"), (_one_result(b, a, sizes=bool(self._claims)), "first"))
         for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
             self._about = self._block_behind(one_way)
-            return f"'{one_way}' compares integers that the {other} model does not, always with the same result"
+            return f"'{one_way}' compares integers that the {other} model does not, and does not get both results"
         for ours, theirs in zip(a, b, strict=True):
             loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
             if loose and reading not in self._heads:
@@ -610,7 +616,7 @@ class _Pair:
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
-                known = "compares integers, always with the same result"
+                known = "compares integers, and does not get both results"
                 return f"'{min(in_a)}' {known}; with the other one, output '{differing[0]}' has other values"
             found, theirs_alike = _one_result(a, b), _one_result(b, a).keys()
             for name, same in found.items():

@@ -52,6 +52,9 @@ EITHER = "else_branch = e () => (float[n] w) { w = Neg(x) }"
 IFS = f"""c = Equal(flag, large) y = If(c) <{EITHER}, then_branch = t () => (float[n] y) {{
     d = Equal(flag, larger) y = If(d) <{EITHER}, then_branch = u () => (float[n] v) {{ v = Mul(BODY) }}> }}>"""
 
+SAME = "c = Equal(m, i) y = Where(c, k9, x)"
+TWO_ODD = "c = Greater(i, odd) d = Greater(i, odder)"
+
 
 @pytest.mark.parametrize(
     ("a", "b", "right"),
@@ -67,9 +70,22 @@ IFS = f"""c = Equal(flag, large) y = If(c) <{EITHER}, then_branch = t () => (flo
         (IFS.replace("BODY", "x, k9"), IFS.replace("BODY", "k9, x"), True),
         ("c = Equal(ids, large) h = Where(c, k9, x) d = Equal(ids, large) y = Where(d, h, k1)",
          "c = Equal(large, ids) h = Where(c, k9, x) y = Where(c, h, k1)", True),
+        ("c = Greater(i, odd) y = Where(c, k9, x)", "c = GreaterOrEqual(i, odd) y = Where(c, k9, x)", False),
+        ("c = Greater(i, odd) y = Where(c, k9, x)", "c = Less(odd, i) y = Where(c, k9, x)", True),
+        ("c = Less(i, odd) y = Where(c, k9, x)",
+         "c = GreaterOrEqual(i, odd) y = Where(c, x, k9)", True),
+        ("c = Less(i, odd) y = Where(c, k9, x)", "c = Greater(i, odd) y = Where(c, x, k9)", False),
+        ("c = Greater(i, odd) y = Where(c, k9, x)", "c = Greater(i, odder) y = Where(c, k9, x)", False),
+        (f"{TWO_ODD} e = And(c, d) y = Where(e, k9, x)", f"{TWO_ODD} e = Identity(c) y = Where(e, k9, x)", False),
+        (f"{TWO_ODD} e = And(c, d) y = Where(e, k9, x)",
+         f"{TWO_ODD} h = Where(d, k9, x) y = Where(c, h, x)", True),
+        (f"m = Max(i, odd) {SAME}", f"m = Max(i, odder) {SAME}", False),
+        (f"m = Clip(i, odd, large) {SAME}", f"m = Max(i, odd) {SAME}", False),
+        (f"m = Clip(i, odd, large) {SAME}", f"l = Max(odd, i) m = Min(l, large) {SAME}", True),
     ],
 )  # fmt: skip
 def test_integers_that_no_input_drawn_holds(a: str, b: str, right: bool) -> None:
+    a, b = (f"i = Mul(ids, k1000) {each}" for each in (a, b))
     assert certify(model(RARE, a), model(RARE, b)).certificate.certified is right
 
 
@@ -226,7 +242,7 @@ INTEGERS = {
     "zero": [0], "one": [1], "two": [2], "rows3": [-1, 3], "rows4": [-1, 4], "rows8": [-1, 8], "s33": [-1, 3, 3],
     "s31": [-1, 3, 1], "s13": [-1, 1, 3], "s111": [1, -1, 1], "sm11": [-1, 1, 1], "s74": [7, 4],
     "s741": [7, 4, 1], "s0m4": [0, -1, 4],
-    "sm1": [-1], "large": 99_999, "larger": 123_456,
+    "sm1": [-1], "large": 99_999, "larger": 123_456, "k1000": 1000, "odd": 47_500, "odder": 47_600,
 }  # fmt: skip
 NUMBERS = {
     "k0": 0.0, "k0_1": [0.0], "k1": 1.0, "k111": [[[12345.0]]],
