@@ -389,10 +389,9 @@ class Evaluator:
             made = self._plain(call, operands)
             asked = kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
             if (asked or kind in (CHOOSING if call.decided else COMPARISONS)) and not self.fixed.issuperset(node.input):
-                # A number that becomes a Boolean is compared with 0.
                 made = tuple_of(made)[0]
-                first, *others = [operands[0], np.zeros(())] if asked else (x for x in operands if x is not None)
-                for place, other in enumerate(others):
+                first, *others = (each for each in operands if each is not None)
+                for place, other in enumerate((not asked and others) or [np.zeros(())]):
                     self._note_choice(call, first, other, made, node.output[0] + ", a bound" * place)
                     first = np.maximum(first, other)  # which the upper bound of a Clip is compared with
                 if node.output[0] in self.turned and made.dtype == np.bool_:

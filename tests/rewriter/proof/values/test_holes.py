@@ -53,6 +53,7 @@ IFS = f"""c = Equal(flag, large) y = If(c) <{EITHER}, then_branch = t () => (flo
     d = Equal(flag, larger) y = If(d) <{EITHER}, then_branch = u () => (float[n] v) {{ v = Mul(BODY) }}> }}>"""
 
 SAME = "c = Equal(m, i) y = Where(c, k9, x)"
+BELOW = "d = Sub(i, large) f = Cast<to = 1>(d) r = Relu(f)"
 TWO_ODD = "c = Greater(i, odd) d = Greater(i, odder)"
 
 
@@ -80,6 +81,8 @@ TWO_ODD = "c = Greater(i, odd) d = Greater(i, odder)"
         (f"{TWO_ODD} e = And(c, d) y = Where(e, k9, x)",
          f"{TWO_ODD} h = Where(d, k9, x) y = Where(c, h, x)", True),
         (f"m = Max(i, odd) {SAME}", f"m = Max(i, odder) {SAME}", False),
+        (f"{BELOW} y = Add(x, r)", "y = Identity(x)", False),
+        (f"{BELOW} y = Add(x, r)", f"{BELOW} y = Add(r, x)", True),
         (f"m = Clip(i, odd, large) {SAME}", f"m = Max(i, odd) {SAME}", False),
         (f"m = Clip(i, odd, large) {SAME}", f"l = Max(odd, i) m = Min(l, large) {SAME}", True),
     ],
