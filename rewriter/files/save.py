@@ -95,8 +95,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
                 path.unlink(missing_ok=True)
 
     with ExitStack() as stack:
-        with os_errors("write", out):
-            path, handle = stack.enter_context(hidden(out, ".onnx"))
+        path, handle = stack.enter_context(hidden(out, ".onnx"))
         stack.callback(clean_up)  # before the hidden file is removed, whose absence shows that it was renamed
         proto = as_stored(proto) if source.base_dir is not None else proto
         external = collect_external(proto, source.base_dir)
