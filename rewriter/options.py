@@ -34,9 +34,9 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     metavar: str = ""
-    least: float | None = None  # inclusive; `above` and `below` are exclusive
-    above: float | None = None
-    below: float | None = None
+    least: float = -math.inf  # inclusive; `above` and `below` are exclusive
+    above: float = -math.inf
+    below: float = math.inf
     repeatable: bool = False
     flag: str = ""  # if not derived from the name
     see: str = ""  # page of docs/, with an anchor
@@ -76,17 +76,13 @@ class Option:
         return self.checked(text)
 
     def _within(self, value: Any) -> bool:
-        kind = Integral if self.kind is int else Real
-        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
-            return False
-        number, least, above, below = float(value), self.least, self.above, self.below
-        inside = (above is None or number > above) and (below is None or number < below)
-        return inside and (least is None or number >= least)
+        number = isinstance(value, Integral if self.kind is int else Real) and not isinstance(value, bool)
+        return number and self.least <= value and self.above < value < self.below
 
     @property
     def _range(self) -> str:
         bounds = {"of at least": self.least, "above": self.above, "below": self.below}
-        parts = [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
+        parts = [f"{words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound)]
         return f"{'an integer' if self.kind is int else 'a number'} {' and '.join(parts)}".rstrip()
 
 
