@@ -30,7 +30,7 @@ from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.run import Side, Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
-from rewriter.report.report import FolderReport, Report, write_json
+from rewriter.report.report import FolderReport, Report
 from rewriter.text import quoted
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
@@ -246,6 +246,6 @@ def _folder(
                 return FolderReport.of(str(source), "", models)
         others = tuple(str(path) for path in files if path not in names)
         result = FolderReport.of(str(source), str(out), models, others)
-        write_json(staged / REPORT, result.to_json())
+        result.write(staged / REPORT)
         publish(staged, out)
     return result

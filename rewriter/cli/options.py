@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rewriter.errors import RewriteError, UsageError
-from rewriter.files.atomic import check_directory, os_errors
+from rewriter.files.atomic import check_directory, os_errors, write_text
 from rewriter.options import Option, options_of, unknown_option
 from rewriter.text import counted, quoted
 
@@ -132,12 +132,12 @@ def with_json_files(arguments: Sequence[str]) -> list[str]:
 
 def write_report(report: Path | None, data: Mapping[str, Any]) -> None:
     """Write JSON if requested."""
-    from rewriter.report.report import json_text, write_json
+    from rewriter.report.report import json_text
 
     if report == STANDARD:
         click.echo(json_text(data), nl=False)
     elif report is not None:
-        write_json(report, data)
+        write_text(report, json_text(data))
 
 
 def carried_out(
@@ -197,23 +197,22 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
 
 
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
-    single, one = replace(each, repeatable=False), _PARSED.get(each.name)
+    multiple = each.repeatable or each.name in _PARSED
+    one = _PARSED.get(each.name, replace(each, repeatable=False).parsed)
 
     def parsed(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-        if one is not None:
+        if multiple:
             found = tuple(map(one, value))
             return found if each.repeatable else dict(found) or each.default
-        if each.repeatable:
-            return tuple(map(single.parsed, value))
-        return None if value in (None, "dtype") else each.parsed(value)
+        return None if value in (None, "dtype") else one(value)
 
     attributes: dict[str, Any] = {"help": each.help, "metavar": each.metavar or None}
     if each.kind is bool:
         attributes["is_flag"] = True
-    elif each.kind is object and one is None:
+    elif each.kind is object and not multiple:
         attributes["type"] = click.Path(path_type=Path)
     else:
-        attributes |= {"callback": parsed, "multiple": each.repeatable or one is not None}
+        attributes |= {"callback": parsed, "multiple": multiple}
         if each.choices:
             attributes |= {"type": click.Choice(each.choices), "default": each.default, "show_default": True}
     return click.option(each.command_line, each.name, **{**attributes, **instead})

@@ -56,7 +56,7 @@ class Result(ABC):
 
     def write(self, path: Path) -> None:
         """Write the JSON, atomically."""
-        write_json(path, self.to_json())
+        write_text(path, json_text(self.to_json()))
 
     def raise_for_status(self) -> Self:
         """The result itself if all is well; otherwise raise ValidationError or NothingToConvertError."""
@@ -279,11 +279,6 @@ def json_text(data: Mapping[str, Any]) -> str:
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     strange = {ord(char): json.dumps(char)[1:-1] for char in set(text) if not (char.isprintable() or char == "\n")}
     return text.translate(strange) + "\n"
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write JSON to `path`, atomically."""
-    write_text(path, json_text(data))
 
 
 def plain_data(value: Any) -> Any:

@@ -18,7 +18,7 @@ from rewriter.proof.rule import Judgement
 from rewriter.proof.validate import Validation
 from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
 from rewriter.report.report import BlockRow, Report, loud, reach
-from rewriter.report.tables import Cell, Row, Table, columns, folded, texts, written
+from rewriter.report.tables import Cell, Row, Table, cells, columns, folded, written
 from rewriter.text import clean, counted, first_of, shortened, size
 
 _MAX_FAILURES = 200
@@ -363,7 +363,7 @@ def in_markdown(summary: str, problems: Sequence[str], parts: Iterable[str | Tab
             yield from (*([] if listed else [""]), f"- {_escaped(part)}")
         else:
             yield from ("", f"{_escaped(part.title)}:", "")
-            rows = [[column.name for column in part.columns], *texts(part)]
+            rows = [[column.name for column in part.columns], *([each.text for each in row] for row in cells(part))]
             lines = [f"| {' | '.join(map(_escaped, row))} |" for row in rows]
             yield from (lines[0], "| --- " * len(part.columns) + "|", *lines[1:])
         listed = isinstance(part, str)

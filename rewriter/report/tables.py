@@ -71,11 +71,12 @@ def written(value: str | float | None, kind: Kind) -> str:
     return f"{value:{_FORMATS[kind]}}"
 
 
-def texts(table: Table) -> Iterator[list[str]]:
-    """The cells of each row as text."""
+def cells(table: Table) -> Iterator[list[Cell]]:
+    """The cells of each row, with their text."""
     for row in table.rows:
-        cells = (each if isinstance(each, Cell) else Cell(each) for each in row)
-        yield [each.text or written(each.value, of.kind) for each, of in zip(cells, table.columns, strict=True)]
+        given = (each if isinstance(each, Cell) else Cell(each) for each in row)
+        pairs = zip(given, table.columns, strict=True)
+        yield [replace(each, text=each.text or written(each.value, of.kind)) for each, of in pairs]
 
 
 def folded(names: Iterable[str]) -> str:
