@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple, overload
 
 import onnx
@@ -103,40 +101,32 @@ def certify(
 
 
 def _optimised(source: Source, limit: float, progress: Progress) -> RuntimeCertification:
-    model, files, levels = load_model(source, mapped=True), dict[str, Path](), list[Level]()
+    model, levels = load_model(source, mapped=True), list[Level]()
+    proved: dict[str, tuple[Certificate, int]] = {}  # by digest
 
-    def written(level: str, *disabled: str) -> str:
-        """The digest of the file that onnxruntime writes, which is in `files`."""
-        path = write_optimised(model, level, Path(tempfile.mkdtemp(dir=folder)), disabled)
-        digest = " ".join(sha256_of(each) for each in sorted(path.parent.iterdir()))
-        if files.setdefault(digest, path) != path:
-            shutil.rmtree(path.parent)
-        return digest
+    def proof(level: str, *disabled: str) -> tuple[Certificate, int]:
+        """The certificate of the file that onnxruntime writes, and its number of nodes."""
+        with TemporaryDirectory() as folder:  # of one file, since a large model fills a disk
+            path = write_optimised(model, level, Path(folder), disabled)
+            digest = " ".join(sha256_of(each) for each in sorted(path.parent.iterdir()))
+            if digest not in proved:
+                made = load_model(path, mapped=True)
+                proved[digest] = prove(model, made, limit=limit), sum(1 for _ in iter_nodes(made.proto.graph.node))
+        return proved[digest]
 
-    @cache
-    def proof(digest: str) -> tuple[Certificate, int]:
-        made = load_model(files[digest], mapped=True)
-        found = prove(model, made, limit=limit), sum(1 for _ in iter_nodes(made.proto.graph.node))
-        shutil.rmtree(files[digest].parent)  # a large model fills a disk
-        return found
-
-    def guilty(level: str, digest: str) -> Iterator[str]:
+    def guilty(level: str) -> Iterator[str]:
         """The optimisers without one of which the file is certified."""
         found, names = set[str](), optimisers(model, level)
         for done, name in enumerate(names):
             progress(f"level {level} without {name}", done, len(names))
-            if found.isdisjoint(RULES.get(name, ())):
-                other = written(level, name)
-                if other != digest and proof(other)[0].certified:
-                    found.add(name)
-                    yield name
+            if found.isdisjoint(RULES.get(name, ())) and proof(level, name)[0].certified:
+                found.add(name)
+                yield name
 
-    with tempfile.TemporaryDirectory() as folder:
-        for done, level in enumerate(LEVELS):
-            progress(f"certifying level {level}", done, len(LEVELS))
-            digest = written(level)
-            certificate, nodes = proof(digest)
-            levels.append(Level(level, nodes, certificate, () if certificate.certified else (*guilty(level, digest),)))
+    for done, level in enumerate(LEVELS):
+        progress(f"certifying level {level}", done, len(LEVELS))
+        certificate, nodes = proof(level)
+        levels.append(Level(level, nodes, certificate, () if certificate.certified else tuple(guilty(level))))
     count = sum(1 for _ in iter_nodes(model.proto.graph.node))
     return RuntimeCertification(_digest(source, model), environment()["onnxruntime"], count, tuple(levels))
 
