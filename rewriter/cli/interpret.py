@@ -195,7 +195,7 @@ def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
     "--cache", suffix=".npz", new=True, required=True, help="Write what was recorded, with the model's outputs."
 )
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
-def run_cached(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ...]) -> None:
+def run(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ...]) -> None:
     """Run MODEL on given inputs, and record the residual stream and what original and neuron heads compute.
 
     Names are those of TransformerLens' hooks, such as blocks.0.attn.hook_pattern. --text may be repeated: each text is
