@@ -1,7 +1,7 @@
 # The public names, and where each is; rewriter/__init__.py reads this file too, and imports a name when it is used.
 from rewriter.api.benching import Benchmark as Benchmark
 from rewriter.api.benching import bench as bench
-from rewriter.api.certifying import certify as certify
+from rewriter.api.comparing import certify as certify
 from rewriter.api.comparing import diff as diff
 from rewriter.api.comparing import validate as validate
 from rewriter.api.diagnosing import doctor as doctor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from rewriter.api.certifying import certify
+from rewriter.api.comparing import certify
 from rewriter.api.rewriting import rewrite
 from rewriter.api.run import RewriteKeywords
 from rewriter.errors import ExitStatus, RewriteError, UsageError

@@ -36,7 +36,7 @@ from rewriter.text import size
 if TYPE_CHECKING:
     from passes.accounting import Accounting
     from rewriter.api.diagnosing import Diagnosis
-    from rewriter.report.tables import Table
+    from rewriter.report.sections import Table
     from rewriter.report.terminal import Console
 
 
@@ -161,7 +161,7 @@ def convert(
 
     def show(console: Console, result: rewriter.Report) -> None:
         if certificate is not None and result and result.validation.certificate is not None:
-            from rewriter.api.certifying import certification_of
+            from rewriter.api.comparing import certification_of
 
             certification_of(model, result.output, result.validation.certificate).write(certificate)
         if html is not None:
@@ -222,7 +222,7 @@ def _show(console: Console, found: rewriter.Inspection) -> None:
 
 def _forms(accounting: Accounting) -> Table:
     from passes.forms import FORMS
-    from rewriter.report.tables import Table, columns
+    from rewriter.report.sections import Table, columns
 
     heads = columns("form", "blocks:count", "heads:count", "keys:count", "pattern of all heads:count", "in the graph")
     rows = []
@@ -394,7 +394,7 @@ def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Pa
 
 
 def _show_times(console: Console, found: rewriter.Benchmark) -> None:
-    from rewriter.report.tables import Table, columns
+    from rewriter.report.sections import Table, columns
 
     heads = columns("inputs", "provider", "model", "ms:ratio", "from:ratio", "over original:ratio", "to:ratio")
     rows = [(row.inputs, row.provider, row.model, row.milliseconds, *row.over_original) for row in found.times]

@@ -20,8 +20,7 @@ from rich.text import Text
 from rewriter.proof.run import Progress as Callback
 from rewriter.proof.run import silent
 from rewriter.report.report import FolderReport, Report, Result
-from rewriter.report.sections import sections, summary, warnings
-from rewriter.report.tables import Table, cells
+from rewriter.report.sections import Table, cells, sections, summary, warnings
 from rewriter.text import clean, counted, shortened
 
 _PIPE_WIDTH, _NARROW = 140, 80

@@ -20,8 +20,7 @@ import numpy as np
 
 from rewriter.errors import UsageError
 from rewriter.report.report import Report
-from rewriter.report.sections import certainty, sections, summary_lines, warnings
-from rewriter.report.tables import Cell, Column, written
+from rewriter.report.sections import Cell, Column, certainty, sections, summary_lines, warnings, written
 from rewriter.text import shortened
 
 _MAX_NAME, _MAX_SENTENCE = 240, 600  # characters; of longer texts both ends are shown
