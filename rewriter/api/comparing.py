@@ -36,7 +36,7 @@ from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.run import Side, silent
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge, Progress
-from rewriter.report.comparison import Certification, Comparison, FileDigest, Level, RuntimeCertification
+from rewriter.report.report import Certification, Comparison, FileDigest, Level, RuntimeCertification
 from rewriter.text import quoted
 
 NARROWEST = 1.0  # domain that a file may state for its own programs: no fit is narrower that nobody asked for

@@ -37,8 +37,6 @@ COMMANDS = {str(each.name): each for each in (inspect, certify, validate, diff, 
 """Subcommand name to command; the plain command is `convert`."""
 
 _COMPLETE = "_REWRITE_COMPLETE"
-_INTERRUPTED = 128 + signal.SIGINT
-_TERMINATED = 128 + signal.SIGTERM
 
 
 class _Terminated(KeyboardInterrupt):
@@ -117,7 +115,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         terminated = isinstance(error.__cause__ or error, _Terminated)
         what = "terminated" if terminated else "interrupted"
         click.echo(f"rewrite: {what}; no half-written file is left", err=True)
-        return _TERMINATED if terminated else _INTERRUPTED
+        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
     except MemoryError:
         click.echo("rewrite: out of memory; try --certificate-only, or fewer and shorter inputs with --dim", err=True)
         return 1

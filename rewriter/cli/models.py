@@ -355,7 +355,7 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     Without REWRITTEN, what this onnxruntime makes of ORIGINAL is judged, at its levels basic, extended and all; where
     one is not certified, its optimisers are disabled one at a time, and the one at fault is named.
     """
-    from rewriter.report.comparison import read_certificate
+    from rewriter.report.report import read_certificate
     from rewriter.report.sections import at_levels, certified
 
     if rewritten is None:

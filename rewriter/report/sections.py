@@ -16,8 +16,7 @@ from rewriter.compare import GraphDifference
 from rewriter.proof.records import Certificate
 from rewriter.proof.rule import Judgement
 from rewriter.proof.validate import Validation
-from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
-from rewriter.report.report import BlockRow, Report, loud, reach
+from rewriter.report.report import BlockRow, Certification, Comparison, Report, RuntimeCertification, loud, reach
 from rewriter.text import clean, counted, first_of, shortened, size
 
 # -- a table as data, built once and written by the terminal and by the page ------------------------------------------
@@ -135,10 +134,9 @@ Part = str | Sequence[str] | Table  # a paragraph, the entries of a list, or a t
 def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
     """Anchor, heading and parts of each section with content."""
     proof = report.proof
-    failed, more = report.problems[:_MAX_FAILURES], len(report.problems) - _MAX_FAILURES
-    found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): [failed] if failed else []}
-    if more > 0:
-        found["failures", "What failed"].append(f"And {more:,} more; the JSON report holds them all.")
+    more = len(report.problems) - _MAX_FAILURES
+    rest = f"And {more:,} more; the JSON report holds them all." * (more > 0)
+    found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): [report.problems[:_MAX_FAILURES], rest]}
     if proof is not None:
         if proof.certificate is not None:
             found["proved", f"Proved {reach(proof.certificate)}"] = [region_table(proof.certificate)]
