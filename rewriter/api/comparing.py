@@ -19,7 +19,7 @@ import onnx
 from passes.options import Options
 from passes.plan import make_plan
 from passes.record import PlanError, read_record
-from rewriter.api.rows import held_by, longest_of
+from rewriter.api.inspection import held_by, longest_of
 from rewriter.api.run import CompareKeywords, Run, check_known, described, environment, name_of, settings_of
 from rewriter.compare import CompareOptions
 from rewriter.compare.graphs import difference, renamed, signature_differences

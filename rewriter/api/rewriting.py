@@ -18,7 +18,7 @@ import onnx
 
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
-from rewriter.api.rows import claim_of, domain_notes, longest_of, planned_report, shape_of
+from rewriter.api.inspection import claim_of, domain_notes, longest_of, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, check_known, checked_options, described, name_of, settings_of
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
