@@ -18,7 +18,6 @@ from rewriter.cli.options import (
     STANDARD,
     Checked,
     carried_out,
-    check_suffix,
     command,
     declared_options,
     file_option,
@@ -31,7 +30,7 @@ from rewriter.compare import CompareOptions
 from rewriter.errors import UsageError
 from rewriter.files.atomic import write_text
 from rewriter.proof.settings import Settings
-from rewriter.text import size
+from rewriter.text import quoted, size
 
 if TYPE_CHECKING:
     from passes.accounting import Accounting
@@ -45,6 +44,8 @@ COMMON = (
     *("report", "help_all"),
 )
 """The options that `rewrite --help` lists; `--help-all` lists all."""
+
+_OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
 
 _EPILOG = """\b
 Commands for models (rewrite COMMAND --help):
@@ -130,7 +131,6 @@ def convert(
     *,
     dry_run: bool,
     certificate_only: bool | None,
-    force: bool,
     report: Path | None,
     html: Path | None,
     certificate: Path | None,
@@ -150,14 +150,15 @@ def convert(
     if STANDARD in (model, output):
         raise UsageError("models are read from files and written to files; '-' is for --report only")
     if not model.is_dir():
-        check_suffix(output)
+        if output is not None and output.suffix.lower() in _OTHER_FILES:
+            raise UsageError(f"{quoted(output)} would be an ONNX model under another kind of name; end it in .onnx")
     elif html or certificate:
         flag = "--html" if html else "--certificate"
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert its files one by one")
     if certificate is not None and (certificate_only is False or dry_run):
         raise UsageError("--certificate needs a run that proves its result")
     validate = {None: True, True: "certificate", False: False}[certificate_only]
-    options |= {"dry_run": dry_run, "validate": validate, "force": force}
+    options |= {"dry_run": dry_run, "validate": validate}
 
     def show(console: Console, result: rewriter.Report) -> None:
         if certificate is not None and result and result.validation.certificate is not None:

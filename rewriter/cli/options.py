@@ -155,15 +155,6 @@ def carried_out(
     return int(found.exit_status)
 
 
-_OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
-
-
-def check_suffix(output: Path | None) -> None:
-    """Refuse a name for the result whose suffix is that of another kind of file."""
-    if output is not None and output.suffix.lower() in _OTHER_FILES:
-        raise UsageError(f"{quoted(output)} would be an ONNX model under another kind of name; end it in .onnx")
-
-
 # -- options that dataclasses declare ----------------------------------------------------------------------------
 
 
