@@ -127,9 +127,9 @@ def _costs(
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
     taken, refused = list[FormCost](), list[tuple[str, str]]()
     longest = max(tokens, DEFAULT_MAX_TOKENS)
-    limits = replace(plan.options.forms, max_tokens=longest, d_head=d_head or FormOptions.d_head)
+    options = replace(plan.options, max_tokens=longest, d_head=d_head or FormOptions.d_head)
     for form in FORMS.values():
-        found = convert(plan.view_of(block), block, replace(plan.options, form=form.name, forms=limits))
+        found = convert(plan.view_of(block), block, replace(options, form=form.name))
         if isinstance(found, Miss):
             refused.append((form.name, found.reason))
             continue

@@ -84,7 +84,7 @@ def rewrite(
     out = None if output is None else Path(output)
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
         unfit = {"before": before, "after": after, "--force": force}
-        unfit |= {"--inputs": settings.inputs, "--expose": choices.forms.expose}
+        unfit |= {"--inputs": settings.inputs, "--expose": choices.expose}
         return _folder(Path(model), out, options, unfit, run.progress, dry_run=dry_run, validate=validate)
     settings = checked(settings) if proves and runs else settings
     with run.step("load", "loading"):
@@ -104,7 +104,7 @@ def rewrite(
             raise ValidationError(
                 "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
             )
-    if choices.forms.expose and not added:
+    if choices.expose and not added:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     with ExitStack() as stack:
         staged = None
