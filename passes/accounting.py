@@ -127,9 +127,9 @@ def _costs(
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
     taken, refused = list[FormCost](), list[tuple[str, str]]()
     longest = max(tokens, DEFAULT_MAX_TOKENS)
-    limits = replace(plan.options.forms, max_tokens=longest, d_head=d_head or FormOptions.d_head)
+    options = replace(plan.options, max_tokens=longest, d_head=d_head or FormOptions.d_head)
     for form in FORMS.values():
-        found = convert(plan.view_of(block), block, replace(plan.options, form=form.name, forms=limits))
+        found = convert(plan.view_of(block), block, replace(options, form=form.name))
         if isinstance(found, Miss):
             refused.append((form.name, found.reason))
             continue
@@ -154,14 +154,15 @@ def _counts(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
     counts, kinds = Counter[str](), Counter[str]()
     counted: set[tuple[Path, int]] = set()
     for view in plan.views:
-        data, derived = set[str](), _Derived()
+        data: set[str] = set()
+        derived: dict[str, set[str]] = {"normalisation": set(), "linear": set()}  # by means; cosines and sines
         for index, node in enumerate(view.nodes):
             read = [name for name in reads(node) if name not in view.constants]
             # Positions, for example, are computed from shapes alone, not from data.
             if node.op_type == "Shape" or all(name in view.producer and name not in data for name in read):
                 continue
             data.update(node.output)
-            kind = derived.kind(node, [name for name in read if name in data or name in view.inputs])
+            kind = _kind(node, [name for name in read if name in data or name in view.inputs], derived)
             if any(view.type_of(name).elem_type in _INTEGER_TYPES for name in node.output[:1]):
                 continue
             if (view.path, index) in converted:
@@ -180,28 +181,22 @@ def _counts(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
     return dict(sorted(counts.items())), dict(kinds.most_common())
 
 
-class _Derived:
-    """Tells what operators are for, by operator and by what their operands are computed from."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, set[str]] = {"normalisation": set(), "linear": set()}  # by means; cosines and sines
-
-    def kind(self, node: onnx.NodeProto, data: list[str]) -> str:
-        """The kind of a node that reads `data`; nodes come in the order of the graph."""
-        found = next((kind for kind, names in _OPERATORS.items() if node.op_type in names), "data movement")
-        two = len({*data}) == 2
-        if two and key_of(node) in LINEAR_OPERATORS:
-            found = "attention"
-        elif found == _PRODUCTS and not two:
-            found = "linear" if len(data) < 2 else "normalisation"  # or a square
-        for kind, made in self._made.items():
-            begun = node.op_type.startswith("Reduce") if kind == "normalisation" else node.op_type in ("Sin", "Cos")
-            if begun or (data and made.issuperset(data)):
-                made.update(node.output)
-                found = kind if found == _PRODUCTS else found
-            elif not made.isdisjoint(data) and found in ("linear", _PRODUCTS):
-                found = kind
-        return found
+def _kind(node: onnx.NodeProto, data: list[str], derived: dict[str, set[str]]) -> str:
+    """What a node that reads `data` is for, by its operator and by what its operands are computed from."""
+    found = next((kind for kind, names in _OPERATORS.items() if node.op_type in names), "data movement")
+    two = len({*data}) == 2
+    if two and key_of(node) in LINEAR_OPERATORS:
+        found = "attention"
+    elif found == _PRODUCTS and not two:
+        found = "linear" if len(data) < 2 else "normalisation"  # or a square
+    for kind, made in derived.items():
+        begun = node.op_type.startswith("Reduce") if kind == "normalisation" else node.op_type in ("Sin", "Cos")
+        if begun or (data and made.issuperset(data)):
+            made.update(node.output)
+            found = kind if found == _PRODUCTS else found
+        elif not made.isdisjoint(data) and found in ("linear", _PRODUCTS):
+            found = kind
+    return found
 
 
 def _is_pure(node: onnx.NodeProto) -> bool:

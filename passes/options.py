@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 
 from rewriter.options import option
@@ -60,7 +60,7 @@ DEFAULT_OPTIONS = FormOptions()
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(FormOptions):
     """The user's choices about the rewriting."""
 
     form: str = option(LOCAL, "How heads become nodes.", choices=FORM_NAMES, see="forms.md")
@@ -100,4 +100,8 @@ class Options:
         rare=True,
     )
     reached: Mapping[str, float] = field(default_factory=dict)  # largest |y| by pre-activation, for `domain` None
-    forms: FormOptions = DEFAULT_OPTIONS
+
+    @property
+    def forms(self) -> FormOptions:
+        """Those of the forms alone, as a conversion has them."""
+        return FormOptions(**{each.name: getattr(self, each.name) for each in fields(FormOptions)})

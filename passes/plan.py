@@ -75,7 +75,7 @@ def _through_network(plan: Plan, read: Read) -> Plan:
     others += [f"'{each.block.name}' is in a body of control flow" for each in plan.conversions if each.block.path]
     try:
         reader = Reader(plan.views[0], read)
-        whole = whole_for(reader, plan.conversions, others, plan.options.forms.max_tokens)
+        whole = whole_for(reader, plan.conversions, others, plan.options.max_tokens)
     except LostError as lost:
         miss = Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
         left = [Left.of(each.block, miss) for each in plan.conversions]
@@ -126,7 +126,7 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
         plain = f"the model has IR version {model.ir_version}, without model-local functions"
     elif opset < 9:
         plain = f"the model has opset {opset}, whose Constant operator holds no integers, which the function body needs"
-    options = replace(chosen, inline=chosen.inline or bool(plain), forms=replace(chosen.forms, d_head=d_head))
+    options = replace(chosen, inline=chosen.inline or bool(plain), d_head=d_head)
     conversions: list[Conversion] = []
     left: list[Left] = []
     for view in views:

@@ -1,7 +1,7 @@
 # The public names, and where each is; rewriter/__init__.py reads this file too, and imports a name when it is used.
 from rewriter.api.benching import Benchmark as Benchmark
 from rewriter.api.benching import bench as bench
-from rewriter.api.certifying import certify as certify
+from rewriter.api.comparing import certify as certify
 from rewriter.api.comparing import diff as diff
 from rewriter.api.comparing import validate as validate
 from rewriter.api.diagnosing import doctor as doctor
@@ -28,11 +28,11 @@ from rewriter.interpret.rank import head_tokens as head_tokens
 from rewriter.interpret.run import Text as Text
 from rewriter.interpret.run import run_with_cache as run_with_cache
 from rewriter.interpret.why import why as why
-from rewriter.report.comparison import Certification as Certification
-from rewriter.report.comparison import Comparison as Comparison
-from rewriter.report.comparison import RuntimeCertification as RuntimeCertification
+from rewriter.report.report import Certification as Certification
+from rewriter.report.report import Comparison as Comparison
 from rewriter.report.report import FolderReport as FolderReport
 from rewriter.report.report import Report as Report
+from rewriter.report.report import RuntimeCertification as RuntimeCertification
 
 def require_own_passes() -> None: ...
 

@@ -1,15 +1,16 @@
 """Options, each declared once: a field of a frozen dataclass with its default, its help and its range.
 
 Options of the command line, keywords in Python, the tables of docs/reference.md and the options in a report are derived
-from these fields. A field that holds another such dataclass contributes its options.
+from these fields.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -20,8 +21,8 @@ from rewriter.errors import UsageError
 
 Made = TypeVar("Made")
 _KEY = "option"
-_TRUTH = {None: True, "true": True, "false": False}
 _hints_of = cache(typing.get_type_hints)
+_TRUTH = {None: True, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     metavar: str = ""
-    least: float | None = None  # inclusive; `above` and `below` are exclusive
-    above: float | None = None
-    below: float | None = None
+    least: float = -math.inf  # inclusive; `above` and `below` are exclusive
+    above: float = -math.inf
+    below: float = math.inf
     repeatable: bool = False
     flag: str = ""  # if not derived from the name
     see: str = ""  # page of docs/, with an anchor
@@ -76,17 +77,13 @@ class Option:
         return self.checked(text)
 
     def _within(self, value: Any) -> bool:
-        kind = Integral if self.kind is int else Real
-        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
-            return False
-        number, least, above, below = float(value), self.least, self.above, self.below
-        inside = (above is None or number > above) and (below is None or number < below)
-        return inside and (least is None or number >= least)
+        number = isinstance(value, Integral if self.kind is int else Real) and not isinstance(value, bool)
+        return number and self.least <= value and self.above < value < self.below
 
     @property
     def _range(self) -> str:
         bounds = {"of at least": self.least, "above": self.above, "below": self.below}
-        parts = [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
+        parts = [f"{words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound)]
         return f"{'an integer' if self.kind is int else 'a number'} {' and '.join(parts)}".rstrip()
 
 
@@ -97,31 +94,22 @@ def option(default: Any, help: str, **further: Any) -> Any:  # noqa: A002 - clic
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """All options of a dataclass in order, then those of nested dataclasses."""
-    return (*_own(kind), *(each for nested in _nested(kind).values() for each in options_of(nested)))
+    """All options of a dataclass in order, then those that it inherits."""
+    hints, declared = _hints_of(kind), {each.name: each for each in dataclasses.fields(kind)}
+    names = [name for each in kind.__mro__ for name in inspect.get_annotations(each)]
+    return tuple(_option(declared[name], hints[name]) for name in names if _KEY in declared[name].metadata)
 
 
-def _own(kind: type) -> Iterator[Option]:
-    hints = _hints_of(kind)
-    for field in dataclasses.fields(kind):
-        if _KEY in field.metadata:
-            hint = hints[field.name]
-            parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
-            plain = parts[0] if len(parts) == 1 and parts[0] in (bool, int, float, str) else object
-            default = {} if field.default is dataclasses.MISSING else field.default
-            repeatable = typing.get_origin(hint) is tuple
-            yield Option(field.name, plain, default, repeatable=repeatable, **field.metadata[_KEY])
-
-
-def _nested(kind: type) -> dict[str, Any]:
-    """The fields of a dataclass that hold others."""
-    return {name: hint for name, hint in _hints_of(kind).items() if dataclasses.is_dataclass(hint)}
+def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
+    parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
+    plain = parts[0] if len(parts) == 1 and parts[0] in (bool, int, float, str) else object
+    default = {} if field.default is dataclasses.MISSING else field.default
+    return Option(field.name, plain, default, repeatable=typing.get_origin(hint) is tuple, **field.metadata[_KEY])
 
 
 def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
     """An instance from those of the keywords that are its options; UsageError where a value is unfit."""
-    arguments = {each.name: each.checked(given[each.name]) for each in _own(kind) if each.name in given}
-    return kind(**arguments, **{name: build(nested, given) for name, nested in _nested(kind).items()})
+    return kind(**{each.name: each.checked(given[each.name]) for each in options_of(kind) if each.name in given})
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
@@ -131,8 +119,5 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
 
 
 def values_of(instance: Any) -> dict[str, Any]:
-    """Option name to value, nested dataclasses included."""
-    values = {each.name: getattr(instance, each.name) for each in _own(type(instance))}
-    for name in _nested(type(instance)):
-        values |= values_of(getattr(instance, name))
-    return values
+    """Option name to value."""
+    return {each.name: getattr(instance, each.name) for each in options_of(type(instance))}

@@ -1,6 +1,5 @@
 """What tests do with a model: plan, run, rewrite and break it; models are written with `tests.textmodels`."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +8,17 @@ import pytest
 from numpy.typing import NDArray
 
 from passes.conversion import Conversion
-from passes.options import FormOptions, Options
+from passes.options import Options
 from passes.plan import Plan, make_plan
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.api import rewriting
 from rewriter.ort.sessions import open_session
 from tests.changes import Change, copied
 
-_OF_FORMS = {each.name for each in fields(FormOptions)}
-
 
 def planned(model: onnx.ModelProto, blocks: int = 1, **options: Any) -> Plan:
-    """The plan for a model in which this many blocks are converted; options of `Options` and `FormOptions` alike."""
-    forms = FormOptions(**{name: options.pop(name) for name in _OF_FORMS & options.keys()})
-    plan = make_plan(model, Options(forms=forms, **options))
+    """The plan for a model in which this many blocks are converted."""
+    plan = make_plan(model, Options(**options))
     assert len(plan.conversions) == blocks, [left.miss.reason for left in plan.left]
     return plan
 

@@ -25,8 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
-from rewriter.report.report import Report, Result
+from rewriter.report.report import Certification, Comparison, Report, Result, RuntimeCertification
 
 FOLDER = Path(inspect.getfile(Report)).parent
 _LINE = 120

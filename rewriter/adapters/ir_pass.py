@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from rewriter.api.certifying import certify
+from rewriter.api.comparing import certify
 from rewriter.api.rewriting import rewrite
 from rewriter.api.run import RewriteKeywords
 from rewriter.errors import ExitStatus, RewriteError, UsageError
-from rewriter.report.comparison import Certification
-from rewriter.report.report import Report
+from rewriter.report.report import Certification, Report
 
 try:
     import onnx_ir as ir

@@ -1,1 +1,1 @@
-"""The Python API, and the composition of the engine with `passes`: one file per verb."""
+"""The Python API, and the composition of the engine with `passes`."""

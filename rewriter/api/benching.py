@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewriter.api.certifying import stated
+from rewriter.api.comparing import stated
 from rewriter.api.run import Run, environment, name_of
 from rewriter.compare.graphs import signature_differences
 from rewriter.errors import ExitStatus, RewriteError, UsageError

@@ -1,29 +1,189 @@
-"""`validate` and `diff`: whether two models compute the same function, and where they differ. Nothing is written.
+"""`certify`, `validate` and `diff`: what is proved about two models, and where they differ. Nothing is written.
 
-The verdict is the one of `rewriter.proof.validate`. Of the plan in B's metadata only the errors of its activations
-count: B is held to them.
+Of the plan in the second model's metadata only the errors of its activations count: the model is held to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Unpack, overload
+
+import onnx
 
 from passes.options import Options
 from passes.plan import make_plan
-from rewriter.api.certifying import stated
-from rewriter.api.run import CompareKeywords, Run, check_known, described, name_of, settings_of
+from passes.record import PlanError, read_record
+from rewriter.api.inspection import held_by, longest_of
+from rewriter.api.run import CompareKeywords, Run, check_known, described, environment, name_of, settings_of
 from rewriter.compare import CompareOptions
 from rewriter.compare.graphs import difference, renamed, signature_differences
+from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
+from rewriter.files.save import sha256_of
+from rewriter.graph.view import Place, all_views
+from rewriter.graph.walk import iter_nodes
 from rewriter.options import build
+from rewriter.ort.sessions import LEVELS, RULES, optimisers, write_optimised
 from rewriter.proof.nudge import Point
-from rewriter.proof.run import Side
+from rewriter.proof.prove import prove
+from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
+from rewriter.proof.run import Side, silent
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge, Progress
-from rewriter.report.comparison import Comparison
+from rewriter.report.report import Certification, Comparison, FileDigest, Level, RuntimeCertification
+from rewriter.text import quoted
+
+NARROWEST = 1.0  # domain that a file may state for its own programs: no fit is narrower that nobody asked for
+
+
+@overload
+def certify(original: Source, *, limit: float = UNCLAIMED, progress: Progress = silent) -> RuntimeCertification: ...
+@overload
+def certify(
+    original: Source,
+    rewritten: Source,
+    *,
+    claims: Mapping[str, tuple[float, float | None]] | None = None,
+    limit: float = UNCLAIMED,
+    accuracy: float | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Certification: ...
+def certify(
+    original: Source,
+    rewritten: Source | None = None,
+    *,
+    claims: Mapping[str, tuple[float, float | None]] | None = None,
+    limit: float = UNCLAIMED,
+    accuracy: float | None = None,
+    names: Mapping[str, str] | None = None,
+    progress: Progress = silent,
+) -> Certification | RuntimeCertification:
+    """Prove that `rewritten` computes the outputs of `original` over the reals.
+
+    All tensors of both are compared by value; every activation of `original` that `rewritten` computes otherwise is
+    bounded for all real numbers. No input is run, and nothing that a file says of itself is believed: the plan that a
+    model of this tool carries only states which bound is to be proved.
+
+    Args:
+        original: path of an ONNX file, or a model in memory.
+        rewritten: the model to be judged. Default: what this onnxruntime makes of `original` at each of its levels of
+            optimisation; where one is not certified, the optimiser at fault is named.
+        claims: output of an activation in `original` to (limit, domain): the largest |f_B - f_A| / max(1, |f_A|) for
+            all |y| up to `domain`, or everywhere if that is None. Default: what the plan in `rewritten` claims.
+        limit: the limit of all other activations.
+        accuracy: the largest bound that a plan may claim, if that is more than the rounding of the block's type.
+        names: inputs and outputs of `original` to their names in `rewritten`, where these differ.
+        progress: called with (current activity, steps done, total steps).
+
+    Returns:
+        The certificate; `problems` are the reasons where it is none.
+
+    Raises:
+        UsageError: the limit of a claim is negative, its domain empty, or the accuracy not between 0 and 1.
+        ModelError: a model is unreadable, malformed or unsafe.
+        ValidationError: onnxruntime cannot load `original`, where that is the only model.
+    """
+    if not 0.0 <= limit < math.inf:
+        raise UsageError(f"the limit is {limit:g}; it must be finite and at least 0")
+    if accuracy is not None and not 0.0 < accuracy < 1.0:
+        raise UsageError(f"the accuracy is {accuracy:g}; it must be between 0 and 1")
+    if rewritten is None:
+        if claims or accuracy or names:
+            raise UsageError("claims, an accuracy and names are for two models")
+        return _optimised(original, limit, progress)
+    a, b = (load_model(source, mapped=True) for source in (original, rewritten))
+    models = a, renamed(a, b, names or {})
+    plan = stated(models[1].proto, accuracy)
+    held = plan.held
+    if claims is not None:
+        for name, (most, domain) in claims.items():
+            if not 0.0 <= most < math.inf or (domain is not None and not 0.0 < domain < math.inf):
+                what = "a limit of at least 0 and a domain above 0, or None"
+                raise UsageError(f"the claim about {quoted(name)} is not {what}")
+        paths = [view.path for view in all_views(models[0].proto)]
+        held = {(path, name): Claimed(*each) for name, each in claims.items() for path in paths}
+    found = prove(*models, claims=held, limit=limit, longest=plan.longest)
+    return certification_of(original, rewritten, found, models)
+
+
+def _optimised(source: Source, limit: float, progress: Progress) -> RuntimeCertification:
+    model, levels = load_model(source, mapped=True), list[Level]()
+    proved: dict[str, tuple[Certificate, int]] = {}  # by digest
+
+    def proof(level: str, *disabled: str) -> tuple[Certificate, int]:
+        """The certificate of the file that onnxruntime writes, and its number of nodes."""
+        with TemporaryDirectory() as folder:  # of one file, since a large model fills a disk
+            path = write_optimised(model, level, Path(folder), disabled)
+            digest = " ".join(sha256_of(each) for each in sorted(path.parent.iterdir()))
+            if digest not in proved:
+                made = load_model(path, mapped=True)
+                proved[digest] = prove(model, made, limit=limit), sum(1 for _ in iter_nodes(made.proto.graph.node))
+        return proved[digest]
+
+    def guilty(level: str) -> Iterator[str]:
+        """The optimisers without one of which the file is certified."""
+        found, names = set[str](), optimisers(model, level)
+        for done, name in enumerate(names):
+            progress(f"level {level} without {name}", done, len(names))
+            if found.isdisjoint(RULES.get(name, ())) and proof(level, name)[0].certified:
+                found.add(name)
+                yield name
+
+    for done, level in enumerate(LEVELS):
+        progress(f"certifying level {level}", done, len(LEVELS))
+        certificate, nodes = proof(level)
+        levels.append(Level(level, nodes, certificate, () if certificate.certified else tuple(guilty(level))))
+    count = sum(1 for _ in iter_nodes(model.proto.graph.node))
+    return RuntimeCertification(_digest(source, model), environment()["onnxruntime"], count, tuple(levels))
+
+
+def certification_of(
+    original: Source, rewritten: Source, certificate: Certificate, models: Sequence[LoadedModel] = ()
+) -> Certification:
+    """A certificate with digests of the files that it is about; it is not computed again."""
+    a, b = models or [load_model(source, mapped=True) for source in (original, rewritten)]
+    return Certification(_digest(original, a), _digest(rewritten, b), certificate)
+
+
+class Stated(NamedTuple):
+    """What a model's plan states: by graph and tensor, the error of activations; and the longest sequence it takes."""
+
+    held: Mapping[Place, Claimed] = {}
+    longest: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def stated(model: onnx.ModelProto, accuracy: float | None) -> Stated:
+    """What the plan in a model states, to be proved; `accuracy` is the largest error that the user accepts."""
+    try:
+        record = read_record(model)
+    except PlanError as error:
+        return Stated(notes=(f"the plan in the metadata of the second model is ignored: {error}",))
+    if record is None:
+        return Stated()
+    coarser = record.options.get("accuracy")
+    notes: tuple[str, ...] = ()
+    if isinstance(coarser, float) and coarser > (accuracy or 0.0):
+        notes = (f"the second model was written with accuracy {coarser:.2g}, which counts only if given here too",)
+    held = {each.block.place: held_by(each, accuracy, NARROWEST) for each in record.blocks}
+    return Stated(held, longest_of(record.blocks), notes)
+
+
+def _digest(source: Source, model: LoadedModel) -> FileDigest:
+    if model.path is None:
+        content = hashlib.sha256(model.proto.SerializeToString(deterministic=True)).hexdigest()
+        return FileDigest(name_of(source), content)
+    data = {ref.location: ref.path for ref in model.external}
+    return FileDigest(name_of(source), sha256_of(model.path), data)
+
+
+# -- proof and run ---------------------------------------------------------------------------------------------------
 
 
 @described(CompareKeywords, Settings, CompareOptions)

@@ -18,7 +18,7 @@ import onnx
 
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
-from rewriter.api.rows import claim_of, domain_notes, longest_of, planned_report, shape_of
+from rewriter.api.inspection import claim_of, domain_notes, longest_of, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, check_known, checked_options, described, name_of, settings_of
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
@@ -30,7 +30,7 @@ from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.run import Side, Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
-from rewriter.report.report import FolderReport, Report, write_json
+from rewriter.report.report import FolderReport, Report
 from rewriter.text import quoted
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
@@ -84,7 +84,7 @@ def rewrite(
     out = None if output is None else Path(output)
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
         unfit = {"before": before, "after": after, "--force": force}
-        unfit |= {"--inputs": settings.inputs, "--expose": choices.forms.expose}
+        unfit |= {"--inputs": settings.inputs, "--expose": choices.expose}
         return _folder(Path(model), out, options, unfit, run.progress, dry_run=dry_run, validate=validate)
     settings = checked(settings) if proves and runs else settings
     with run.step("load", "loading"):
@@ -104,7 +104,7 @@ def rewrite(
             raise ValidationError(
                 "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
             )
-    if choices.forms.expose and not added:
+    if choices.expose and not added:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     with ExitStack() as stack:
         staged = None
@@ -246,6 +246,6 @@ def _folder(
                 return FolderReport.of(str(source), "", models)
         others = tuple(str(path) for path in files if path not in names)
         result = FolderReport.of(str(source), str(out), models, others)
-        write_json(staged / REPORT, result.to_json())
+        result.write(staged / REPORT)
         publish(staged, out)
     return result

@@ -63,13 +63,13 @@ class Run:
 def checked_options(given: Mapping[str, Any]) -> Options:
     """The options of the rewriting among some keywords. Raises UsageError for an unfit value."""
     options = build(Options, given)
-    for text in options.forms.expose:
+    for text in options.expose:
         names, colon, glob = text.partition(":")
         odd = next((name for name in names.split(",") if name not in EXPOSED), None)
         if odd is not None or (colon and not glob):
             what = f"unknown tensor '{odd}'" if odd is not None else "no blocks behind the colon"
             raise UsageError(f"expose is '{text}': {what}; write {', '.join(EXPOSED)}, or pattern:GLOB for some blocks")
-    if options.forms.expose and options.form not in ("compact", "masked"):
+    if options.expose and options.form not in ("compact", "masked"):
         raise UsageError(f"only the forms compact and masked can expose tensors, not {options.form}")
     return options
 

@@ -26,19 +26,17 @@ except ImportError as error:
     click.echo(f"rewrite: {error}", err=True)
     sys.exit(2)
 
-from rewriter.cli.interpret import attribute, graph, heads, rank, run_cached
+from rewriter.cli import interpret
 from rewriter.cli.models import bench, certify, convert, diff, doctor, inspect, validate
 from rewriter.cli.options import with_json_files
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.text import quoted
 
-_NAMED = (inspect, certify, validate, diff, bench, doctor, heads, attribute, graph, rank)
-COMMANDS: dict[str, click.Command] = {**{str(each.name): each for each in _NAMED}, "run": run_cached}
+_OF_HEADS = (interpret.heads, interpret.attribute, interpret.graph, interpret.rank, interpret.run)
+COMMANDS = {str(each.name): each for each in (inspect, certify, validate, diff, bench, doctor, *_OF_HEADS)}
 """Subcommand name to command; the plain command is `convert`."""
 
 _COMPLETE = "_REWRITE_COMPLETE"
-_INTERRUPTED = 128 + signal.SIGINT
-_TERMINATED = 128 + signal.SIGTERM
 
 
 class _Terminated(KeyboardInterrupt):
@@ -102,12 +100,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = with_json_files(sys.argv[1:] if arguments is None else arguments)
     try:
         command, rest = _dispatch(given)
-        result: Any = command.main(rest, prog_name=_name(command), standalone_mode=False)
+        name = "rewrite" if command is convert else f"rewrite {command.name}"
+        result: Any = command.main(rest, prog_name=name, standalone_mode=False)
     except RewriteError as error:
         click.echo(f"rewrite: {error.args[0]}", err=True)
         return int(error.exit_status)
     except click.ClickException as error:
-        name = _name(error.ctx.command) if isinstance(error, click.UsageError) and error.ctx else "rewrite"
+        name = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rewrite"
         message = error.format_message().rstrip(".")
         # click's own suggestions end in a question mark.
         click.echo(f"rewrite: {message}{' See' if message.endswith('?') else '; see'} '{name} --help'", err=True)
@@ -116,7 +115,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         terminated = isinstance(error.__cause__ or error, _Terminated)
         what = "terminated" if terminated else "interrupted"
         click.echo(f"rewrite: {what}; no half-written file is left", err=True)
-        return _TERMINATED if terminated else _INTERRUPTED
+        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
     except MemoryError:
         click.echo("rewrite: out of memory; try --certificate-only, or fewer and shorter inputs with --dim", err=True)
         return 1
@@ -143,7 +142,3 @@ def _dispatch(arguments: list[str]) -> tuple[click.Command, list[str]]:
     if len(arguments) == 2 and not any(each.startswith("-") for each in arguments):
         raise UsageError(f"where should the result go? did you mean 'rewrite {first} -o {arguments[1]}'?")
     return convert, arguments
-
-
-def _name(command: click.Command) -> str:
-    return next((f"rewrite {name}" for name, known in COMMANDS.items() if known is command), "rewrite")

@@ -195,7 +195,7 @@ def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
     "--cache", suffix=".npz", new=True, required=True, help="Write what was recorded, with the model's outputs."
 )
 @click.option("--names", metavar="GLOB", multiple=True, default=("*",), help="Record only these hooks (repeatable).")
-def run_cached(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ...]) -> None:
+def run(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ...]) -> None:
     """Run MODEL on given inputs, and record the residual stream and what original and neuron heads compute.
 
     Names are those of TransformerLens' hooks, such as blocks.0.attn.hook_pattern. --text may be repeated: each text is
@@ -319,12 +319,12 @@ def graph(model: Path, *, inputs: Inputs, logit: Logit, out: Path | None) -> Non
     Edges are exact with patterns and normalisation denominators held, without transcoders and without error nodes. The
     file has the JSON schema of circuit-tracer and Neuronpedia.
     """
-    from rewriter.report.report import plain_data, write_json
+    from rewriter.report.report import json_text, plain_data
 
     found = rewriter.attribution_graph(model, inputs, **logit)
     made = plain_data(found.to_json())
     if out is not None:
-        write_json(out, made)
+        write_text(out, json_text(made))
     spelled = found.entries != tuple(str(logit[name]) for name in ("logit", "minus") if logit[name] is not None)
     facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (

@@ -18,7 +18,6 @@ from rewriter.cli.options import (
     STANDARD,
     Checked,
     carried_out,
-    check_suffix,
     command,
     declared_options,
     file_option,
@@ -29,13 +28,14 @@ from rewriter.cli.options import (
 )
 from rewriter.compare import CompareOptions
 from rewriter.errors import UsageError
+from rewriter.files.atomic import write_text
 from rewriter.proof.settings import Settings
-from rewriter.text import size
+from rewriter.text import quoted, size
 
 if TYPE_CHECKING:
     from passes.accounting import Accounting
     from rewriter.api.diagnosing import Diagnosis
-    from rewriter.report.tables import Table
+    from rewriter.report.sections import Table
     from rewriter.report.terminal import Console
 
 
@@ -44,6 +44,8 @@ COMMON = (
     *("report", "help_all"),
 )
 """The options that `rewrite --help` lists; `--help-all` lists all."""
+
+_OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
 
 _EPILOG = """\b
 Commands for models (rewrite COMMAND --help):
@@ -129,7 +131,6 @@ def convert(
     *,
     dry_run: bool,
     certificate_only: bool | None,
-    force: bool,
     report: Path | None,
     html: Path | None,
     certificate: Path | None,
@@ -149,24 +150,25 @@ def convert(
     if STANDARD in (model, output):
         raise UsageError("models are read from files and written to files; '-' is for --report only")
     if not model.is_dir():
-        check_suffix(output)
+        if output is not None and output.suffix.lower() in _OTHER_FILES:
+            raise UsageError(f"{quoted(output)} would be an ONNX model under another kind of name; end it in .onnx")
     elif html or certificate:
         flag = "--html" if html else "--certificate"
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert its files one by one")
     if certificate is not None and (certificate_only is False or dry_run):
         raise UsageError("--certificate needs a run that proves its result")
     validate = {None: True, True: "certificate", False: False}[certificate_only]
-    options |= {"dry_run": dry_run, "validate": validate, "force": force}
+    options |= {"dry_run": dry_run, "validate": validate}
 
     def show(console: Console, result: rewriter.Report) -> None:
         if certificate is not None and result and result.validation.certificate is not None:
-            from rewriter.api.certifying import certification_of
+            from rewriter.api.comparing import certification_of
 
             certification_of(model, result.output, result.validation.certificate).write(certificate)
         if html is not None:
-            from rewriter.report.html import write_page
+            from rewriter.report.html import render
 
-            write_page(result, html)
+            write_text(html, render(result))
         console.report(result)
 
     how = {"quiet": quiet, "verbose": verbose}
@@ -221,7 +223,7 @@ def _show(console: Console, found: rewriter.Inspection) -> None:
 
 def _forms(accounting: Accounting) -> Table:
     from passes.forms import FORMS
-    from rewriter.report.tables import Table, columns
+    from rewriter.report.sections import Table, columns
 
     heads = columns("form", "blocks:count", "heads:count", "keys:count", "pattern of all heads:count", "in the graph")
     rows = []
@@ -354,7 +356,7 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     Without REWRITTEN, what this onnxruntime makes of ORIGINAL is judged, at its levels basic, extended and all; where
     one is not certified, its optimisers are disabled one at a time, and the one at fault is named.
     """
-    from rewriter.report.comparison import read_certificate
+    from rewriter.report.report import read_certificate
     from rewriter.report.sections import at_levels, certified
 
     if rewritten is None:
@@ -393,7 +395,7 @@ def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Pa
 
 
 def _show_times(console: Console, found: rewriter.Benchmark) -> None:
-    from rewriter.report.tables import Table, columns
+    from rewriter.report.sections import Table, columns
 
     heads = columns("inputs", "provider", "model", "ms:ratio", "from:ratio", "over original:ratio", "to:ratio")
     rows = [(row.inputs, row.provider, row.model, row.milliseconds, *row.over_original) for row in found.times]

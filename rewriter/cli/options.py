@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rewriter.errors import RewriteError, UsageError
-from rewriter.files.atomic import check_directory, os_errors
+from rewriter.files.atomic import check_directory, os_errors, write_text
 from rewriter.options import Option, options_of, unknown_option
 from rewriter.text import counted, quoted
 
@@ -132,12 +132,12 @@ def with_json_files(arguments: Sequence[str]) -> list[str]:
 
 def write_report(report: Path | None, data: Mapping[str, Any]) -> None:
     """Write JSON if requested."""
-    from rewriter.report.report import json_text, write_json
+    from rewriter.report.report import json_text
 
     if report == STANDARD:
         click.echo(json_text(data), nl=False)
     elif report is not None:
-        write_json(report, data)
+        write_text(report, json_text(data))
 
 
 def carried_out(
@@ -153,15 +153,6 @@ def carried_out(
         write_report(report, found.to_json())
     show(console, found)
     return int(found.exit_status)
-
-
-_OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
-
-
-def check_suffix(output: Path | None) -> None:
-    """Refuse a name for the result whose suffix is that of another kind of file."""
-    if output is not None and output.suffix.lower() in _OTHER_FILES:
-        raise UsageError(f"{quoted(output)} would be an ONNX model under another kind of name; end it in .onnx")
 
 
 # -- options that dataclasses declare ----------------------------------------------------------------------------
@@ -197,23 +188,22 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
 
 
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
-    single, one = replace(each, repeatable=False), _PARSED.get(each.name)
+    multiple = each.repeatable or each.name in _PARSED
+    one = _PARSED.get(each.name, replace(each, repeatable=False).parsed)
 
     def parsed(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-        if one is not None:
+        if multiple:
             found = tuple(map(one, value))
             return found if each.repeatable else dict(found) or each.default
-        if each.repeatable:
-            return tuple(map(single.parsed, value))
-        return None if value in (None, "dtype") else each.parsed(value)
+        return None if value in (None, "dtype") else one(value)
 
     attributes: dict[str, Any] = {"help": each.help, "metavar": each.metavar or None}
     if each.kind is bool:
         attributes["is_flag"] = True
-    elif each.kind is object and one is None:
+    elif each.kind is object and not multiple:
         attributes["type"] = click.Path(path_type=Path)
     else:
-        attributes |= {"callback": parsed, "multiple": each.repeatable or one is not None}
+        attributes |= {"callback": parsed, "multiple": multiple}
         if each.choices:
             attributes |= {"type": click.Choice(each.choices), "default": each.default, "show_default": True}
     return click.option(each.command_line, each.name, **{**attributes, **instead})

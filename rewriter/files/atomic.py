@@ -16,7 +16,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,21 +63,26 @@ def check_directory(directory: Path) -> None:
 
 @contextmanager
 def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """A new hidden file or folder beside `out` and its descriptor, locked in the block and removed after it."""
+    """A new hidden file or folder beside `out` and its descriptor, locked in the block and removed after it.
+
+    Raises UsageError where it cannot be made.
+    """
     # Without the name of `out`, which may already be as long as a name can be.
     path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
     handle: int | None = None
     try:
-        while handle is None:
-            if suffix == FOLDER:
-                path.mkdir()
-                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            else:  # with the permissions that the umask leaves
-                handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o666)
-            _locked(handle, wait=True)
-            if not os.path.lexists(path):  # another run swept it before it was locked
-                os.close(handle)
-                handle = None
+        with os_errors("write", out):
+            while handle is None:
+                if suffix == FOLDER:
+                    path.mkdir()
+                    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                else:  # with the permissions that the umask leaves
+                    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o666)
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+                if not os.path.lexists(path):  # another run swept it before it was locked
+                    os.close(handle)
+                    handle = None
         yield path, handle
     finally:
         _remove(path)
@@ -94,8 +99,8 @@ def sweep(out: Path) -> None:
                 access = os.O_RDONLY if path.suffix == FOLDER else os.O_RDWR
                 handle = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
-                    if _locked(handle, wait=False):
-                        _remove(path)
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(path)
                 finally:
                     os.close(handle)
 
@@ -110,14 +115,6 @@ def _remove(path: Path) -> None:
 
 def _tag(out: Path) -> str:
     return hashlib.sha256(os.fsencode(out.name)).hexdigest()[:8]
-
-
-def _locked(handle: int, *, wait: bool) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -190,9 +187,8 @@ def check_new_folder(out: Path, source: Path) -> None:
 @contextmanager
 def copied_folder(source: Path, files: Sequence[Path], out: Path) -> Iterator[Path]:
     """Copy files of `source` to a hidden folder beside `out`, for `publish` to rename."""
-    with ExitStack() as stack:
+    with hidden(out, FOLDER) as (staged, _):
         with os_errors("write", out):
-            staged, _ = stack.enter_context(hidden(out.absolute(), FOLDER))
             for path in files:
                 (staged / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source / path, staged / path, follow_symlinks=False)

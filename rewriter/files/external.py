@@ -35,7 +35,6 @@ from rewriter.text import quoted
 
 KEYS = frozenset({"location", "offset", "length", "checksum"})
 _READ = 64 * 2**20
-_BLOBS, _SNAPSHOTS = "blobs", "snapshots"
 
 
 @dataclass(frozen=True)
@@ -185,15 +184,15 @@ def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
     here = folder.resolve()
-    cache = next((parent.parent for parent in here.parents if parent.name == _SNAPSHOTS), None)
+    cache = next((parent.parent for parent in here.parents if parent.name == "snapshots"), None)
     paths = {entry.value: here.joinpath(*_parts(entry.value, "")) for entry in entries}
     links = {location: path for location, path in paths.items() if os.path.islink(path)}  # noqa: PTH114 - no error
-    if not links or cache is None or (cache / _BLOBS).is_symlink():
+    if not links or cache is None or (cache / "blobs").is_symlink():
         return folder
     for location, link in links.items():
         # By its text alone: components of the path that are links themselves lead elsewhere, and are never opened.
         target = Path(os.path.normpath(link.parent / os.readlink(link)))  # noqa: PTH115 - the text, not a path
-        if Path(os.readlink(link)).is_absolute() or target.parent != cache / _BLOBS:  # noqa: PTH115
+        if Path(os.readlink(link)).is_absolute() or target.parent != cache / "blobs":  # noqa: PTH115
             return folder  # as for any other link, `open_inside` says what to do
         paths[location] = target
     for entry in entries:

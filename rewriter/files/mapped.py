@@ -15,7 +15,7 @@ MIN_MAPPED_BYTES = 2**16  # no pass reads the values of constants this large
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of graph, initializer, raw_data
 _OTHER_FIELDS = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
 _LOCATION, _DEFAULT = 14, b"\0"  # data_location, and its default, which onnx writes after loading external data
-_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types of protobuf
+_VARINT, _BYTES = 0, 2  # wire types of protobuf; no message here has fields of another one, unless they are packed
 
 
 class _UnusualError(Exception):
@@ -101,8 +101,6 @@ def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[t
         if wire == _BYTES:
             length, start = _varint(data, start, last)
             end = start + length
-        elif wire in _FIXED:
-            end = start + _FIXED[wire]
         elif wire == _VARINT:
             end = _varint(data, start, last)[1]
         else:

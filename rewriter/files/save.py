@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from io import BufferedReader
@@ -39,7 +39,7 @@ from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class StagedModel:
     """An output that is complete on disk under a hidden name, `path`, with its external data."""
 
@@ -49,18 +49,11 @@ class StagedModel:
     _data: tuple[Path, ...]
     _source: LoadedModel
     _force: bool
-    _renaming: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
         """Names of OUT and of its data files."""
         return tuple(path.name for path in (self._out, *self._data))
-
-    @property
-    def committed(self) -> bool:
-        # The file system decides, not a flag: an interrupt between the rename and setting a flag would make the
-        # clean-up delete the data files of a committed output.
-        return self._renaming and not os.path.lexists(self.path)
 
     def commit(self) -> None:
         """Rename the staged file to OUT, atomically and durably. Raises UsageError."""
@@ -71,7 +64,6 @@ class StagedModel:
             if not path.exists():
                 raise UsageError(f"{quoted(path)} was removed before the output was complete; run again")
         with os_errors("rename to", self._out):
-            self._renaming = True
             os.replace(self.path, self._out)  # noqa: PTH105 - the name says what happens, Path.replace does not
             sync_directory(self._out.parent)
 
@@ -87,41 +79,36 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     proto = source.complete(proto)
     sweep(out)
     made: list[Path] = []
-    staged: StagedModel | None = None
-
-    def clean_up() -> None:
-        for path in () if staged is not None and staged.committed else made:
-            with suppress(OSError):  # which must not hide the error that led here
-                path.unlink(missing_ok=True)
-
-    with ExitStack() as stack:
-        with os_errors("write", out):
-            path, handle = stack.enter_context(hidden(out, ".onnx"))
-        stack.callback(clean_up)  # before the hidden file is removed, whose absence shows that it was renamed
-        proto = as_stored(proto) if source.base_dir is not None else proto
-        external = collect_external(proto, source.base_dir)
-        # Weights that a mapped model left in its own file go inline again.
-        own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
-        references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
-        locations: dict[str, str] = {}
-        if references and source.base_dir is not None and not _is_same_file(out.parent, source.base_dir):
-            for ref in references:
-                if ref.location not in locations:
-                    descriptor = open_inside(source.base_dir, ref.location, ref.tensor)
-                    with open(descriptor, "rb") as data:  # noqa: PTH123 - not a path
-                        locations[ref.location] = _place(data, out, made).name
-            with os_errors("sync", out.parent):
-                sync_directory(out.parent)
-        length, pieces = _serialise(proto, locations, own, source)
-        with os_errors("write", out):
-            with os.fdopen(handle, "wb", closefd=False) as file:
-                file.writelines(pieces)
-            os.fsync(handle)
-        size = length + external_bytes(references)
-        del pieces  # up to 2 GiB, not needed while the caller proves the staged file
-        placed = tuple(out.parent / location for location in locations.values())
-        staged = StagedModel(path, size, out, placed, source, force)
-        yield staged
+    with hidden(out, ".onnx") as (path, handle):
+        try:
+            proto = as_stored(proto) if source.base_dir is not None else proto
+            external = collect_external(proto, source.base_dir)
+            # Weights that a mapped model left in its own file go inline again.
+            own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
+            references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
+            locations: dict[str, str] = {}
+            if references and source.base_dir is not None and not _is_same_file(out.parent, source.base_dir):
+                for ref in references:
+                    if ref.location not in locations:
+                        descriptor = open_inside(source.base_dir, ref.location, ref.tensor)
+                        with open(descriptor, "rb") as data:  # noqa: PTH123 - not a path
+                            locations[ref.location] = _place(data, out, made).name
+                with os_errors("sync", out.parent):
+                    sync_directory(out.parent)
+            length, pieces = _serialise(proto, locations, own, source)
+            with os_errors("write", out):
+                with os.fdopen(handle, "wb", closefd=False) as file:
+                    file.writelines(pieces)
+                os.fsync(handle)
+            del pieces  # up to 2 GiB, not needed while the caller proves the staged file
+            placed = tuple(out.parent / location for location in locations.values())
+            yield StagedModel(path, length + external_bytes(references), out, placed, source, force)
+        finally:
+            # Once the hidden file is renamed, its data stay. The file system decides, not a flag, which an interrupt
+            # after the rename could leave unset.
+            for data_file in made if os.path.lexists(path) else ():
+                with suppress(OSError):  # which must not hide the error that led here
+                    data_file.unlink(missing_ok=True)
 
 
 def check_output(out: Path, *, source: LoadedModel, force: bool) -> None:

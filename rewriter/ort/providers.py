@@ -117,7 +117,7 @@ def require_provider(text: str) -> Provider:
 def load_onnxruntime() -> Any:
     """Import onnxruntime and silence its log. Raises ProviderError, or MemoryError if its libraries do not fit."""
     try:
-        with _quiet_stderr():  # the import itself may log devices, before the severity can be set
+        with quiet_stderr():  # the import itself may log devices, before the severity can be set
             import onnxruntime
     except ImportError as error:
         reason = one_line(error, 160)
@@ -143,7 +143,7 @@ def _obstacle(provider: Provider) -> str | None:
     options, text = ort.SessionOptions(), '<ir_version: 8, opset_import: ["": 17]> g'
     options.log_severity_level = 4
     model = onnx.parser.parse_model(f"{text} (float[2, 2] x) => (float[2, 2] y) {{ y = MatMul(x, x) }}")
-    with contextlib.redirect_stdout(io.StringIO()), _quiet_stderr():
+    with contextlib.redirect_stdout(io.StringIO()), quiet_stderr():
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()  # finds the CUDA libraries of pip packages
         how: dict[str, Any] = {"providers": provider.onnxruntime, "enable_fallback": 0}
@@ -159,19 +159,18 @@ def _obstacle(provider: Provider) -> str | None:
 
 
 @contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Discard standard error, also that of C++ code, which bypasses `sys.stderr`."""
+def quiet_stderr(log: str | os.PathLike[str] = os.devnull) -> Iterator[None]:
+    """Write standard error to a new file or nowhere, also that of C++ code, which bypasses `sys.stderr`."""
     sys.stderr.flush()
-    try:
-        saved = os.dup(2)
-    except OSError:  # standard error is closed: nothing to keep quiet
-        yield
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)
+    with open(log, "wb") as file:  # noqa: PTH123 - devnull is a text
+        try:
+            saved = os.dup(2)
+        except OSError:  # standard error is closed: nothing to keep quiet
+            yield
+            return
+        try:
+            os.dup2(file.fileno(), 2)
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)

@@ -1,4 +1,4 @@
-"""Inference sessions of onnxruntime, without log output and with one-line errors.
+"""Inference sessions of onnxruntime, without log output and with one-line errors; and what its optimisers write.
 
 onnxruntime's Python interface does not support bfloat16 arrays, which are passed and read as their bits.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import ValidationError
+from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import written_out
-from rewriter.ort.providers import load_onnxruntime, require_provider
+from rewriter.ort.providers import load_onnxruntime, quiet_stderr, require_provider
 from rewriter.text import one_line, quoted
 
 _BFLOAT16 = "tensor(bfloat16)"
-EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _MAP = re.compile(r"map\(\w+,tensor\((\w+)\)\)")
 _NO_KERNEL = re.compile(r"(?:NOT_IMPLEMENTED : Could not find an implementation|Provider type) for (\w+)\b")
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
@@ -127,7 +129,7 @@ def open_session(
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:
-        options.add_session_config_entry(EXTERNAL_FOLDER, str(base_dir.resolve()))
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(base_dir.resolve()))
     try:
         source = _source(model, None if known.finds_data else base_dir)
         # Without this onnxruntime silently falls back to the CPU, which would then be proved instead of the provider.
@@ -233,3 +235,50 @@ def _array_of(value: Any) -> NDArray[Any]:
 
     bits = ctypes.string_at(value.data_ptr(), 2 * math.prod(value.shape()))
     return np.frombuffer(bits, ml_dtypes.bfloat16).reshape(value.shape())
+
+
+# -- what onnxruntime makes of a model ---------------------------------------------------------------------------------
+
+LEVELS = ("basic", "extended", "all")
+_ACTED = re.compile(rb"GraphTransformer (\w+) modified: 1 ")
+RULES = {
+    "Level1_RuleBasedTransformer": (
+        "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout", "ExpandElimination",
+        "CastElimination", "CastChainElimination", "PreShapeNodeElimination", "NoopElimination", "DivMulFusion",
+        "FuseReluClip", "GemmSumFusion", "GemmTransposeFusion", "NotWhereFusion", "ConvAddFusion", "ConvMulFusion",
+        "ConvBNFusion", "Pad_Fusion", "MatMul_BatchNormalization_Fusion", "LabelEncoderFusion",
+    ),
+    "Level2_RuleBasedTransformer": ("ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion"),
+}  # fmt: skip
+"""The rules of rule-based optimisers, whose names are not logged."""
+
+
+def write_optimised(
+    model: LoadedModel, level: str, folder: Path, disabled: Sequence[str] = (), *, severity: int = 4
+) -> Path:
+    """Write what onnxruntime makes of a model, its weights beside it. Raises ValidationError if it does not load."""
+    path, ort = folder / "optimised.onnx", load_onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = severity
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
+    options.optimized_model_filepath = str(path)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{path.name}.data")
+    if model.base_dir is not None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(model.base_dir.resolve()))
+    how: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+    try:
+        source = str(model.path) if model.path is not None else model.proto.SerializeToString()
+        ort.InferenceSession(source, options, disabled_optimizers=[*disabled], **how)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise ValidationError(f"onnxruntime could not load the model at level {level}: {one_line(error)}") from error
+    return path
+
+
+def optimisers(model: LoadedModel, level: str) -> list[str]:
+    """The optimisers that change a model at a level; a rule-based one comes after its rules."""
+    with TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        with quiet_stderr(log):
+            write_optimised(model, level, Path(folder), severity=0)
+        names = dict.fromkeys(name.decode() for name in _ACTED.findall(log.read_bytes()))
+    return list(dict.fromkeys(part for name in names for part in (*RULES.get(name, ()), name)))

@@ -20,12 +20,11 @@ from rich.text import Text
 from rewriter.proof.run import Progress as Callback
 from rewriter.proof.run import silent
 from rewriter.report.report import FolderReport, Report, Result
-from rewriter.report.sections import sections, summary, warnings
-from rewriter.report.tables import Cell, Table, texts
+from rewriter.report.sections import Table, cells, sections, summary, warnings
 from rewriter.text import clean, counted, shortened
 
 _PIPE_WIDTH, _NARROW = 140, 80
-_MAX_LINE_LENGTH = 600  # also of a line of a cell
+_MAX_LINE_LENGTH = 600  # also of a cell
 _SHOWN_FAILURES = 5
 _COLOURS = {"good": "green", "bad": "red"}
 _STYLES = {"PASSED": "bold green", "FAILED": "bold red", "PLANNED": ""}
@@ -41,10 +40,6 @@ class Console:
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
         self._out = rich.console.Console(stderr=error, highlight=False, width=width)
         self._err = rich.console.Console(stderr=True, highlight=False)
-
-    @property
-    def width(self) -> int:
-        return self._out.width if self._out.is_terminal else _NARROW
 
     def part(self, part: str | Sequence[str] | Table, style: str = "") -> None:
         if not isinstance(part, Table):
@@ -76,22 +71,23 @@ class Console:
 
     def report(self, report: Report) -> None:
         """Print a rewriting: a few lines, tables with -v, failures, and the verdict; for a folder, model by model."""
-        if isinstance(report, FolderReport):
-            for name, each in report.models.items():
-                self.line(name, "bold")
-                if each.converted:
-                    self._lines(each)
-                else:
-                    left = f"{counted(len(each.left), 'candidate')} left: {each.left[0].reason}" if each.left else ""
-                    self.line(f"copied    as is: {left or 'there is no MLP block to convert'}")
-            if report.copied:
-                self.line(f"copied    {', '.join(report.copied)}")
-        else:
+        if not isinstance(report, FolderReport):
             self._lines(report)
+            self.verdict(report)
+            return
+        for name, each in report.models.items():
+            self.line(name, "bold")
+            if each.converted:
+                self._lines(each)
+            else:
+                left = f"{counted(len(each.left), 'candidate')} left: {each.left[0].reason}" if each.left else ""
+                self.line(f"copied    as is: {left or 'there is no MLP block to convert'}")
+        if report.copied:
+            self.line(f"copied    {', '.join(report.copied)}")
         self.verdict(report)
 
     def _lines(self, report: Report) -> None:
-        for text in summary(report, self.width):
+        for text in summary(report, self._out.width if self._out.is_terminal else _NARROW):
             self.line(text)
         for text in warnings(report, verbose=self.verbose):
             self.line(text, "yellow")
@@ -124,10 +120,8 @@ def drawn(table: Table) -> rich.table.Table:
         longest = max(map(len, column.name.split()), default=0)
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         made.add_column(column.name, justify=justify, overflow="fold", min_width=longest)
-    for row, words in zip(table.rows, texts(table), strict=True):
-        styles = (each.style if isinstance(each, Cell) else "" for each in row)
-        cells = ((text.split("\n"), _COLOURS.get(style, style)) for text, style in zip(words, styles, strict=True))
-        made.add_row(*(Text("\n").join(plain(line, style) for line in lines) for lines, style in cells))
+    for row in cells(table):
+        made.add_row(*(plain(each.text, _COLOURS.get(each.style, each.style)) for each in row))
     return made
 
 

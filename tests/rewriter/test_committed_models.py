@@ -9,7 +9,7 @@ import pytest
 
 from models.registry import COMMITTED, Committed, get
 from passes.forms import FORMS
-from passes.options import FormOptions, Options
+from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, Report, rewrite
 from tests.committed import ACTIVATIONS, FOLDER, emitted, feeds, in_place
@@ -59,7 +59,7 @@ EACH_FORM = pytest.mark.parametrize("form", BLOCK_FORMS)
 def rewritten(file: str, form: str) -> tuple[onnx.ModelProto, Plan, onnx.ModelProto]:
     model = onnx.load(FOLDER / file)
     # 64 positions: one of the models folds batch and tokens into one axis.
-    plan = make_plan(model, Options(form=form, forms=FormOptions(max_tokens=64)))
+    plan = make_plan(model, Options(form=form, max_tokens=64))
     return model, plan, apply(plan)
 
 

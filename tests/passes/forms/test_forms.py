@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from passes.forms import FORMS
-from passes.options import FormOptions, Options
+from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from passes.programs.program import BiasToken, Head, Program
 from rewriter import ValidationError
@@ -296,7 +296,7 @@ def test_each_is_proved(model: onnx.ModelProto, form: str) -> None:
 
 
 def refusal(model: onnx.ModelProto, form: str, **options: Any) -> str:
-    plan = make_plan(model, Options(form=form, forms=FormOptions(**options)))
+    plan = make_plan(model, Options(form=form, **options))
     assert plan.conversions == ()
     return plan.left[0].miss.reason
 
@@ -317,7 +317,7 @@ def test_position_forms_state_their_memory(form: str) -> None:
 def test_a_fixed_length_beyond_the_positions(form: str) -> None:
     model = mlp(SILU, inputs="float[1, 9, 4] x", outputs="float[1, 9, 4] out")
     assert "its sequences have 9 tokens; raise --max-tokens from 8 to 9" in refusal(model, form, max_tokens=8)
-    assert make_plan(model, Options(form=form, forms=FormOptions(max_tokens=9))).conversions
+    assert make_plan(model, Options(form=form, max_tokens=9)).conversions
 
 
 @pytest.mark.parametrize("form", ["maskless", "staged"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from passes.options import FormOptions, Options
+from passes.options import Options
 from passes.plan import apply, make_plan
 from tests.headmath import softmax, tapped
 from tests.textmodels import ERF_GELU, SILU, mlp
@@ -18,7 +18,7 @@ def test_shared_scores_equal_the_literal_product(text: str) -> None:
     Their product on the stream is compared with what the graph adds up, and its softmax with what the heads write.
     """
     model = mlp(text, elem="double")
-    plan = make_plan(model, Options(form="maskless", forms=FormOptions(max_tokens=TOKENS)))
+    plan = make_plan(model, Options(form="maskless", max_tokens=TOKENS))
     result = apply(plan)
     names = ["stream", "W_Q", "W_K", "finite_q", "k", "position_scores", "position_scores_W_QK", "z"]
     x = np.random.default_rng(0).normal(size=(2, TOKENS, 4))

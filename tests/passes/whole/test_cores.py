@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.options import FormOptions, Options
+from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter.ort.sessions import open_session
 from tests.cases import proved
@@ -16,7 +16,7 @@ from tests.textmodels import integers, text_model
 
 
 def planned(model: onnx.ModelProto) -> Plan:
-    return make_plan(model, Options(form="whole", forms=FormOptions(max_tokens=24)))
+    return make_plan(model, Options(form="whole", max_tokens=24))
 
 
 ATTENTION = """

@@ -5,14 +5,14 @@ import onnx
 import pytest
 
 from passes.forms.softmax import PREFIX
-from passes.options import FormOptions, Options
+from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from tests.attention import Array
 from tests.oracle import evaluate, tensors
 from tests.textmodels import integers, text_model
 
 LONGEST = 16
-WHOLE = Options(form="whole", forms=FormOptions(max_tokens=LONGEST))
+WHOLE = Options(form="whole", max_tokens=LONGEST)
 
 PLACES = """
   shape = Shape(t) count = Gather(shape, one) last = Squeeze(count) i0 = Range(first, last, by)

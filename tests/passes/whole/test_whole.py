@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper, shape_inference
 
 from passes.forms.softmax import PREFIX
-from passes.options import FormOptions, Options
+from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import heads
 from rewriter.graph.extract import ancestors
@@ -24,7 +24,7 @@ from tests.whole import ARCHITECTURES, without_padding
 EACH = pytest.mark.parametrize("name", ARCHITECTURES)
 TEXTS = [name for name in ARCHITECTURES if name != "gelu-vision"]
 LONGEST = 24
-WHOLE = Options(form="whole", forms=FormOptions(max_tokens=LONGEST))
+WHOLE = Options(form="whole", max_tokens=LONGEST)
 
 
 def load(name: str, *, padding: bool = True) -> onnx.ModelProto:
@@ -33,7 +33,7 @@ def load(name: str, *, padding: bool = True) -> onnx.ModelProto:
 
 
 def planned(model: onnx.ModelProto, neurons: str = "square") -> Any:
-    plan = make_plan(model, replace(WHOLE, forms=replace(WHOLE.forms, neurons=neurons)))
+    plan = make_plan(model, replace(WHOLE, neurons=neurons))
     assert len(plan.conversions) == 2
     assert plan.whole is not None
     return plan
@@ -177,7 +177,7 @@ def test_without_max_tokens_the_length_is_what_the_model_fixes_or_what_fits(name
 
 @pytest.mark.parametrize(("only", "left"), [("*.0", "1"), ("*.1", "0")])
 def test_a_block_that_is_left_keeps_the_network_from_being_whole(only: str, left: str) -> None:
-    plan = make_plan(load("relu-decoder"), Options(form="whole", only=(only,), forms=WHOLE.forms))
+    plan = make_plan(load("relu-decoder"), replace(WHOLE, only=(only,)))
     assert not plan.conversions
     reasons = [entry.miss.reason for entry in plan.left]
     assert any(f"'model.model.decoder.layers.{left}' is left; use form masked" in reason for reason in reasons)

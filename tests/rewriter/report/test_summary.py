@@ -10,8 +10,7 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.report.html import render
-from rewriter.report.sections import converted_table, summary
-from rewriter.report.tables import folded
+from rewriter.report.sections import converted_table, folded, summary
 from tests.committed import FOLDER
 from tests.conftest import Ran
 from tests.textmodels import ERF_GELU, SILU, mlp

@@ -7,7 +7,7 @@ import pytest
 import rich.console
 
 from rewriter.report.html import shown
-from rewriter.report.tables import Cell, Column, Kind, Table, columns, written
+from rewriter.report.sections import Cell, Column, Kind, Table, columns, written
 from rewriter.report.terminal import drawn
 from rewriter.report.terminal import shown as progress
 from tests.counting import Clock
