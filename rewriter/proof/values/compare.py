@@ -52,7 +52,7 @@ from rewriter.proof.values.heads import (
 from rewriter.proof.values.prints import Fingerprints, same_value
 from rewriter.proof.values.signs import Signs
 from rewriter.proof.values.uniform import EqualTensors, departs
-from rewriter.proof.values.walk import wide
+from rewriter.proof.values.walk import Kept, wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
@@ -322,9 +322,9 @@ class _Pair:
     def _departing(self, reading: Reading, case: Case) -> Departure:
         modulus, key = Modulus(), secrets.token_bytes(16)
 
-        def evaluate(program: Program, replaced: Mapping[str, Value], *, keep: bool = False) -> Fingerprints:
+        def evaluate(program: Program, replaced: Mapping[str, Value], **options: Any) -> Replacing:
             given = program, [(modulus, key)], [case], reading
-            return self._evaluated(*given, printing=True, keep=keep, replaced=replaced)[0][0]
+            return self._evaluated(*given, printing=True, replaced=replaced, **options)[0][0]
 
         a, b = evaluate(self.a, {}), evaluate(self.b, {})
 
@@ -335,7 +335,7 @@ class _Pair:
         self._about = next((each.output for each in wrong), self._about)
         if not self._isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
-        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=True))
+        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, whole=True))
 
     def _equal(
         self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...]
@@ -425,12 +425,8 @@ class _Pair:
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
         """Look for activations that became heads; whether there are any."""
-
-        def make() -> tuple[Field, Field]:
-            modulus, key = Modulus(), secrets.token_bytes(16)
-            return reading.field(modulus, key), reading.field(modulus, key)
-
-        found = self._heads[reading] = proposals(self.a, self.b, make, self._small, in_reals=reading.in_reals)
+        found = proposals(self.a, self.b, reading.field, self._small, in_reals=reading.in_reals)
+        self._heads[reading] = found
         return bool(found.regions)
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
@@ -531,9 +527,9 @@ class _Pair:
     @cached_property
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
-        run = Fingerprints(self.a, Field(Modulus(), secrets.token_bytes(16)), self.points[0].feeds, keep=True)
+        run = Kept(self.a, Field(Modulus(), secrets.token_bytes(16)), self.points[0].feeds, printing=False)
         in_step([run])
-        return folded(self.a, self.b, {n: x for n, x in run.kept.items() if isinstance(x, np.ndarray)})
+        return folded(self.a, self.b, {n: x for n, x in run.values.maps[0].items() if isinstance(x, np.ndarray)})
 
     def _differing(self, a: Fingerprints, b: Fingerprints) -> list[str]:
         """The outputs of A whose values B does not have."""

@@ -18,6 +18,7 @@ from rewriter.graph.view import label, operator_of
 from rewriter.graph.walk import reads, subgraphs
 from rewriter.proof.values.folds import Contents
 from rewriter.proof.values.prints import Fingerprints
+from rewriter.proof.values.walk import Kept
 from rewriter.text import counted, one_line, quoted
 
 _SHOWN = 6  # names and nodes listed in one place
@@ -95,7 +96,7 @@ class Departure:
         return found
 
 
-def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerprints) -> Departure:
+def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Kept) -> Departure:
     """As `departure`, but downstream of a difference further ones are distinguished.
 
     Where B departs, A is evaluated again with B's value in place of one of its own tensors: the one that lets the most
@@ -108,7 +109,7 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerpri
         pairs = partners(a, b)
         agreeing, best = len(pairs) + 1, None
         for theirs, ours in _proposals(_Graph(a, partners(b, a)), _Graph(b, pairs)):
-            value = b.kept[theirs]
+            value = b.field.lift(b.values[theirs])
             tried = replaced | {ours: Value(value.entries.reshape(a.prints[ours].exact[0]), whole=value.whole)}
             again, left = evaluate(tried), left - 1
             if len(partners(again, b)) > agreeing:
@@ -128,7 +129,7 @@ def _proposals(a: _Graph, b: _Graph) -> list[tuple[str, str]]:
     if node is None:
         return []
     theirs = b.lost(node)[0]
-    size = b.prints.prints[theirs].loose[0] if isinstance(b.prints.kept[theirs], Value) else None
+    size = b.prints.prints[theirs].loose[0]
     apart = (a.nodes[place] for region in a.regions if not a.converges(region) for place in region)
     ours = {name for node in apart for name in a.lost(node) if a.prints.prints[name].loose[0] == size}
     return [(theirs, name) for name in sorted(ours, key=lambda name: (name != theirs, a.makers[name]))[:_PROPOSED]]

@@ -15,6 +15,7 @@ can only leave a pair undecided, because a wrong F_A is not what A computes, and
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -29,13 +30,23 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, Field, Unsupported, Value, content, distinct, is_float
+from rewriter.evaluate.arithmetic import (
+    FARTHEST,
+    INFINITE,
+    Field,
+    Modulus,
+    Unsupported,
+    Value,
+    content,
+    distinct,
+    is_float,
+)
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
 from rewriter.evaluate.table import ELEMENTWISE
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
-from rewriter.graph.walk import iter_nodes, subgraphs
+from rewriter.graph.walk import iter_nodes, reached, subgraphs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import (
     ONE,
@@ -119,15 +130,15 @@ class Regions:
         """Add what was read at a size, and what masks the softmaxes of B there."""
         known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
         for name in _masked_softmaxes(theirs):
-            numbers = _all_gaps(theirs, name, reader.gaps.get(name, {}))
-            if numbers or name in reader.gaps:
+            numbers = _all_gaps(theirs, name, reader.read.get(name, {}))
+            if numbers or name in reader.read:
                 before = self.masks.get(name, numbers)
                 self.masks[name] = before | numbers if before and numbers else frozenset()
                 if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
                     self.forgotten.append(name)
             far = all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
             self.far[name] = far and self.far.get(name, True)
-        self.regions = reader.regions | self.regions
+        self.regions = reader.regions
         failures = reader.failures | self.failures
         self.failures = {name: text for name, text in failures.items() if name not in self.regions}
         self.inside |= reader.inside
@@ -148,40 +159,32 @@ class Regions:
         ]
 
 
-class Replacing(Fingerprints):
+class Replacing(Kept):
     """An evaluation with regions replaced: A' of A, or B where there are none."""
 
     def __init__(
-        self,
-        program: Program,
-        field: Field,
-        feeds: Mapping[str, Array],
-        *,
-        regions: Mapping[str, Region] | None = None,
-        inside: AbstractSet[str] = frozenset(),
+        self, program: Program, field: Field, feeds: Mapping[str, Array], *,
+        regions: Mapping[str, Region] | None = None, inside: AbstractSet[str] = frozenset(), whole: bool = False,
         **options: Any,
-    ) -> None:
-        """`inside`: tensors whose conditions are not noted, since heads have them in other rows too."""
-        super().__init__(program, field, feeds, **options)
+    ) -> None:  # fmt: skip
+        """`inside`: tensors whose conditions are not noted, since heads have them in other rows too.
+
+        Kept are the leaves of regions; all tensors, if `whole`.
+        """
+        self.regions = dict(regions or {})  # by output
+        leaves = {name for each in self.regions.values() for name in each.leaves}
+        super().__init__(program, field, feeds, keep=None if whole else leaves, **options)
         self._inside = inside
         self.gaps: dict[str, set[int]] = {}  # by softmax, how far masked scores are below their row's first
-        self._regions = regions or {}
-        self._leaves = {name for each in self._regions.values() for name in each.leaves}
-        self._values: dict[str, Value] = {}
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region, and note what masks a softmax. Raises Unsupported where F_A is not what A computes."""
+        own = self.makers.get(name) is node
+        if own and name in self.regions:  # leaves of this round of a loop are in the environment
+            around = ChainMap(environment, self.values)
+            environment[name] = _replaced(self.field, self.regions[name], around, environment[name])
         super().computed(node, name, environment)
-        if self.program.makers.get(name) is not node:
-            return  # a part of an operator's definition, which may have any name
-        for each in {*node.input, name} & self._leaves:
-            self._values[each] = environment[each]
-        region = self._regions.get(name)
-        if region is not None:
-            environment[name] = _replaced(self.field, region, self._values, environment[name])
-            if name in self._leaves:
-                self._values[name] = environment[name]
-        if node.op_type in ("Softmax", "Exp") and name == node.output[0]:
+        if own and node.op_type in ("Softmax", "Exp") and name == node.output[0]:
             self._note_masks(node, name, environment[node.input[0]])
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -233,16 +236,12 @@ def _masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, A
 
 
 def proposals(
-    a: Program,
-    b: Program,
-    make_fields: Callable[[], tuple[Field, Field]],
-    draws: Sequence[Sequence[Case]],
-    **options: Any,
+    a: Program, b: Program, field: Callable[[Modulus, bytes], Field], draws: Sequence[Sequence[Case]], **options: Any
 ) -> Regions:
     """Read the activations of A that became heads in B, at small sizes; `options` are those of `Evaluator`.
 
-    `make_fields` draws equal fields, one for each model. Sizes at which one cannot be evaluated are left out. Where
-    signs decide which bodies are evaluated, the later draws are used until all were.
+    `field` makes equal fields, one for each model. Sizes at which one cannot be evaluated are left out. Where signs
+    decide which bodies are evaluated, the later draws are used until all were.
     """
     found, before, decided = Regions(), sys.getrecursionlimit(), False
     sys.setrecursionlimit(max(before, _DEEPEST))
@@ -252,10 +251,10 @@ def proposals(
         for number, cases in enumerate(draws):
             for case in cases:
                 with suppress(Unsupported):
-                    ours, theirs = make_fields()
-                    other = Kept(b, theirs, case.feeds, **options)
+                    key = Modulus(), secrets.token_bytes(16)
+                    other = Kept(b, field(*key), case.feeds, **options)
                     other.run()
-                    reader = _Reader(a, ours, case.feeds, other, **options)
+                    reader = _Reader(a, field(*key), case.feeds, other, regions=found.regions, whole=True, **options)
                     reader.run()
                     found.add(reader, other)
                     missing.difference_update(reader.values)
@@ -267,17 +266,14 @@ def proposals(
     return found
 
 
-def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
+def _between(run: Kept, output: str, leaves: Sequence[str]) -> set[str]:
     """The tensors of a region, its conditions included."""
-    pending, seen = [output], set(leaves)
-    while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        yield name
-        node = run.makers.get(name)
-        pending += [] if node is None else [each for each in node.input if each and run.depends(each)]
+
+    def before(name: str) -> list[str]:
+        names = run.makers[name].input if name in run.makers and name not in leaves else ()
+        return [each for each in names if each and run.depends(each)]
+
+    return {*reached([output], before)} - {*leaves}
 
 
 def _masked_softmaxes(run: Kept) -> Iterator[str]:
@@ -289,18 +285,14 @@ def _masked_softmaxes(run: Kept) -> Iterator[str]:
 
 def _mask_numbers(run: Kept, name: str) -> set[float]:
     """The constants that mask scores of a softmax, looked for in every tensor with a masking constant."""
-    found, pending, seen = set[float](), [run.makers[name].input[0]], set[str]()
-    while pending:
-        each = pending.pop()
-        value, node = run.values.get(each), run.makers.get(each)
-        if each in seen or value is None or not is_float(value):
-            continue
-        seen.add(each)
-        if not isinstance(value, Value):
-            found |= set(np.unique(value[np.isfinite(value) & (value <= run.field.low)]).tolist())
-        elif value.masks is not None and node is not None:
-            pending += node.input
-    return found
+
+    def before(each: str) -> Sequence[str]:
+        value = run.values.get(each)
+        return run.makers[each].input if isinstance(value, Value) and value.masks is not None else ()
+
+    values = (run.values.get(each) for each in reached(run.makers[name].input[:1], before))
+    constants = [value for value in values if isinstance(value, np.ndarray) and is_float(value)]
+    return {x for each in constants for x in each[np.isfinite(each) & (each <= run.field.low)].tolist()}
 
 
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
@@ -385,16 +377,15 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
             yield _Layer(data, weight, -2, np.swapaxes(weight, -1, -2))
 
 
-class _Reader(Kept):
+class _Reader(Replacing):
     """Evaluates A at a small size; where an activation meets its linear layer, both functions are read."""
 
     def __init__(
         self, program: Program, field: Field, feeds: Mapping[str, Array], theirs: Kept, **options: Any
     ) -> None:
         super().__init__(program, field, feeds, **options)
-        self.regions: dict[str, Region] = {}  # by activation
         self.failures: dict[str, str] = {}
-        self.gaps: dict[str, dict[int, Expression]] = {}  # by softmax of B, what masks it
+        self.read: dict[str, dict[int, Expression]] = {}  # by softmax of B, what masks it
         self.scores: dict[str, list[Expression]] = {}  # by softmax of B, scores that are not masked
         self.inside: set[str] = set()  # tensors of B that entries were followed through
         self._theirs = theirs
@@ -431,13 +422,6 @@ class _Reader(Kept):
         super().node(node, environment)
         before.append(node)
 
-    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        """Replace what was read before, in the next round of a loop."""
-        super().computed(node, name, environment)
-        region = self.regions.get(name)
-        if region is not None and self.makers.get(name) is node:
-            environment[name] = _replaced(self.field, region, environment, environment[name])
-
     def _activation(self, name: str) -> str | None:
         """The tensor that is only laid out in another way, or quantised; None where B has it."""
         while name in self.makers and self.makers[name].op_type in (*SAME_NUMBERS, *_QUANTISERS):
@@ -457,22 +441,20 @@ class _Reader(Kept):
 
     def _ends(self, name: str, stops: Callable[[str], bool]) -> list[str] | None:
         """What an elementwise function is of; `stops` says which tensors are not looked behind."""
-        shape, leaves, pending, seen, real = self.values[name].shape, list[str](), [name], set[str](), False
-        while pending:
-            each = pending.pop()
-            if each in seen:
-                continue
-            seen.add(each)
-            node = self.makers.get(each)
-            operands = [] if node is None or (each != name and stops(each)) else self._operands(node, shape)
+        shape, leaves, real = self.values[name].shape, list[str](), False
+
+        def before(each: str) -> list[str]:
+            nonlocal real
+            node = None if each != name and stops(each) else self.makers.get(each)
+            operands = [] if node is None else self._operands(node, shape)
             if node is None or not operands:
                 leaves.append(each)
-                if len(leaves) > _MOST_ENDS:
-                    return None
-                continue
-            real |= node.op_type not in _LINEAR
-            pending += reversed(operands)
-        return leaves if real and leaves != [name] else None
+            else:
+                real |= node.op_type not in _LINEAR
+            return operands[::-1]
+
+        few = all(len(leaves) <= _MOST_ENDS for _ in reached([name], before))
+        return leaves if few and real and leaves != [name] else None
 
     def _is_leaf(self, name: str) -> bool:
         """Whether B has a tensor, and not also the one that it is a multiple of, which its heads may read too."""
@@ -559,7 +541,7 @@ class _Reader(Kept):
                     terms.append(made)
                     self.inside |= {each for each, _ in walk.known}
                     for softmax, gaps in walk.gaps.items():
-                        self.gaps.setdefault(softmax, {}).update(gaps)
+                        self.read.setdefault(softmax, {}).update(gaps)
                         self.scores.setdefault(softmax, []).append(walk.scores[softmax])
                     break
         if not terms:

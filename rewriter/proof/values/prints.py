@@ -37,24 +37,22 @@ class Fingerprints(Evaluator):
         field: Field,
         feeds: Mapping[str, Array],
         *,
-        keep: bool = False,
         printing: bool = True,
         cover: dict[bytes, Array] | None = None,
         **options: Any,
     ) -> None:
-        """As `Evaluator`. With `keep`, the values of all tensors are kept, with `printing`, their fingerprints.
+        """As `Evaluator`; without `printing`, no fingerprints are taken.
 
         `cover` gets, by content of a constant table, which of its entries were read in all evaluations so far.
         """
         super().__init__(program, field, feeds, **options)
-        self.field, self.keep, self.cover = field, keep, {} if cover is None else cover
+        self.field, self.cover = field, {} if cover is None else cover
         self._printing = printing
         # Tables of which this size may read only a part, by content: name and shape.
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
         self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.kept: dict[str, Any] = {}
         self.signs: dict[str, int] = {}  # by output of a node, how many different signs it took of data
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -69,8 +67,6 @@ class Fingerprints(Evaluator):
         super().record(name, value)
         if isinstance(value, (Value, np.ndarray)):
             self.shapes[name] = value.shape
-        if self.keep:
-            self.kept[name] = value
         if self._printing and is_float(value):
             self.prints[name] = self.print_of(value)
 

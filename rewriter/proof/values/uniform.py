@@ -24,7 +24,7 @@ from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import SAME_ENTRIES
 from rewriter.evaluate.table import is_random, row
 from rewriter.graph.view import constant_of, key_of, label
-from rewriter.graph.walk import subgraphs
+from rewriter.graph.walk import reached, subgraphs
 from rewriter.proof.values.prints import Fingerprints
 
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
@@ -189,27 +189,23 @@ class _Anchors:
         self, side: _Side, name: str, count: tuple[int, ...], anchored: Container[str], ends: set[str]
     ) -> str:
         """Why the path from anchored tensors, which are added to `ends`, is not row by row; empty if it is."""
-        pending, seen, first = [name], {name}, True
-        while pending:
-            each = pending.pop()
-            if not first and (side.is_fixed(each) or side.ids.get(each) in anchored):
-                if each in side.data:
-                    ends.add(side.ids[each])
-                    rows = side.rows(each)
-                    if not side.is_fixed(each) and (rows is None or rows[1] != count):
-                        return f"'{each}' has other rows"
-                continue
-            first = False
-            node = side.makers.get(each)
-            if node is None or len(seen) > _MOST_CONE:
+
+        def is_end(each: str) -> bool:
+            return each != name and (side.is_fixed(each) or side.ids.get(each) in anchored)
+
+        def before(each: str) -> list[str]:
+            return [] if is_end(each) else [operand for operand in side.makers[each].input if operand in side.data]
+
+        for place, each in enumerate(reached([name], before)):
+            node, rows = side.makers.get(each), side.rows(each)
+            if is_end(each):
+                ends.add(side.ids[each])
+                if not side.is_fixed(each) and (rows is None or rows[1] != count):
+                    return f"'{each}' has other rows"
+            elif node is None or place > _MOST_CONE:
                 return f"'{each}' is not what the original has"
-            why = _mixes(side, node, each, count)
-            if why:
+            elif why := _mixes(side, node, each, count):
                 return f"{label(node)} {why}"
-            for operand in filter(None, node.input):
-                if operand in side.data and operand not in seen:
-                    seen.add(operand)
-                    pending.append(operand)
         return ""
 
 
@@ -340,20 +336,20 @@ def _in_front(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 def _of_shape(side: _Side, name: str) -> bool:
     """Whether a shape is composed of sizes of tensors and constants."""
-    pending, seen = [name], set[str]()
-    while pending:
-        each = pending.pop()
-        if not each or each in seen or side.is_fixed(each):
-            continue
-        seen.add(each)
+
+    def sizes(each: str) -> list[str] | None:
+        """What a tensor of sizes is composed of; None where a size decides which size it is, and for other tensors."""
         node = side.makers.get(each)
+        if not each or side.is_fixed(each):
+            return []
         if node is None or node.domain or node.op_type not in _OF_SHAPES:
-            return False
+            return None
         chosen = node.input[1:] if node.op_type in ("Gather", "Slice", "Unsqueeze", "Squeeze", "Reshape") else ()
         if any(each and not side.is_fixed(each) for each in chosen):
-            return False  # a size decides which size it is
-        pending += () if node.op_type == "Shape" else node.input[:1] if chosen else node.input
-    return True
+            return None
+        return [] if node.op_type == "Shape" else [*node.input][: 1 if chosen else None]
+
+    return all(sizes(each) is not None for each in reached([name], lambda each: sizes(each) or []))
 
 
 def _digest(*parts: object) -> str:

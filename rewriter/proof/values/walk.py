@@ -46,19 +46,23 @@ UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionE
 
 
 class Kept(Fingerprints):
-    """An evaluation whose tensors are all kept, at a small size; of a loop, those of the first round."""
+    """An evaluation whose tensors are kept; of a loop, those of the first round."""
 
-    def __init__(self, program: Program, field: Field, feeds: Mapping[str, Array], **options: Any) -> None:
+    def __init__(
+        self, program: Program, field: Field, feeds: Mapping[str, Array], *, keep: Container[str] | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """`keep`: which tensors are kept; by default all."""
         super().__init__(program, field, feeds, **options)
-        self.makers = program.makers
-        self.values: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
+        self.makers, self._keep = program.makers, keep
+        self.values: ChainMap[str, Any] = ChainMap({}, program.weights(program.graph))
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         super().computed(node, name, environment)
-        if self.makers.get(name) is node and name not in self.values:
+        if self.makers.get(name) is node and name not in self.values:  # not a part of a definition, of any name
             weights = self.program.weights(self.program.graph)
-            self.values.update({each: environment[each] for each in node.input if each and each not in weights})
-            self.values[name] = environment[name]
+            new = (each for each in (*node.input, name) if each and (self._keep is None or each in self._keep))
+            self.values.update({each: environment[each] for each in new if each not in weights})
 
     @cached_property
     def numbers(self) -> dict[int, float]:
