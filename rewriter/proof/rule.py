@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.proof.inputs.specs import is_float
+from rewriter.evaluate.arithmetic import is_float
 
 FACTOR = 16.0
 """Allowed error in units of the original's rounding: the noise is only a sample of rounding errors, and heads round a
@@ -84,7 +84,7 @@ def compared(
         changed = next((f"has {what} {other} instead of {own}" for what, own, other in kinds if own != other), "")
         if changed:
             return Judgement(name, np.inf, 0.0, 0.0, changed, case=place)
-    if not ours or not is_float(ours[0].dtype):
+    if not ours or not is_float(ours[0]):
         return replace(_exact(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wrong = misplaced(a, b, [other[number] for other in others])

@@ -22,7 +22,7 @@ import onnx
 
 from rewriter.arrays import Array, tensors_of
 from rewriter.errors import UsageError, ValidationError
-from rewriter.evaluate.arithmetic import Floats, Unsupported, Value
+from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, with_norms_apart
@@ -33,7 +33,6 @@ from rewriter.graph.view import GraphView, Path, all_views, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.ort.sessions import Session, fits, open_session
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.rule import Results, magnitude
 from rewriter.text import counted, first_of, quoted
 
@@ -231,9 +230,9 @@ def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
             given[declared.name] = array
             declared.type.sequence_type.elem_type.tensor_type.elem_type = elem_type_of(np.asarray(*array[:1]))
             continue
-        if not kind.elem_type or not is_float(array.dtype):
+        if not kind.elem_type or not is_float(array):
             kind.elem_type = elem_type_of(array)
-        wanted = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if is_float(array.dtype) else array.dtype
+        wanted = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if is_float(array) else array.dtype
         given[declared.name] = np.asarray(array.astype(wanted, copy=False))
     return given
 
@@ -306,7 +305,7 @@ def misdeclared(side: Side, runs: ModelRuns) -> Iterator[str]:
 def _differing(one: Array, other: Array | None) -> Array:
     if other is None or one.shape != other.shape:
         return np.ones(one.shape, np.bool_)
-    if not is_float(one.dtype):
+    if not is_float(one):
         return np.asarray(one != other, np.bool_)
     with np.errstate(all="ignore"):
         a, b = (each.astype(np.float64) for each in (one, other))
@@ -329,7 +328,7 @@ def _array(value: object) -> object:
         return [_array(each) for each in value]
     if isinstance(value, Value):
         return value.entries
-    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value.dtype) else value
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value) else value
 
 
 def open_reference(model: LoadedModel) -> Callable[[Mapping[str, Array]], dict[str, Array]]:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +21,6 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
@@ -35,7 +33,7 @@ from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.inputs.specs import Kind
-from rewriter.proof.records import TOPS, UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
+from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
@@ -44,7 +42,6 @@ from rewriter.proof.values.heads import (
     Region,
     Regions,
     Replacing,
-    allowance,
     distance,
     linear_leaf,
     proposals,
@@ -98,19 +95,6 @@ class Reading:
         return Field(modulus, key, snaps=self.snaps, products=products, low=self.low)
 
 
-def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None, first: int = 0) -> list[Case]:
-    """Inputs of several sizes, of at most `longest` tokens, past ones included; fewer where the model fixes them."""
-    found: dict[object, Case] = {}
-    maker = maker.changed(most=longest)
-    for number, (batch, most, past) in enumerate(settings, first):  # the number varies flags
-        tokens = min(most, longest or most)
-        cached = batch, tokens, min(past, (longest or tokens + past) - tokens) if maker.cached else 0
-        case = maker.case(cached, number)
-        key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
-        found.setdefault(key, case)
-    return list(found.values())
-
-
 def _readings(double: bool) -> Sequence[Reading]:
     low = _LOWEST[double]
     return (
@@ -118,24 +102,6 @@ def _readings(double: bool) -> Sequence[Reading]:
         Reading(snaps=True, folds=True), Reading(snaps=True, in_reals=True, folds=True),
         Reading(low=low), Reading(snaps=True, low=low), Reading(in_reals=True, low=low),
     )  # fmt: skip
-
-
-def compare(a: LoadedModel, b: LoadedModel, **options: Any) -> Certificate:
-    """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
-
-    The `options` are those of `rewriter.proof.prove.prove`. Where no inputs can be generated, nothing is proved.
-    """
-    start = time.perf_counter()
-    try:
-        pair = _Pair(a, b, **options)
-        found = pair.compared()
-        if pair.unable and not found.certified and pair.resized():
-            found = pair.compared()
-        if pair.unable and not found.certified and not departs(pair.a, pair.b):
-            found = Certificate(certified=True)
-    except (Unsupported, UsageError) as error:  # the run will say, too, that no inputs can be generated
-        found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
-    return replace(found, seconds=time.perf_counter() - start)
 
 
 def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
@@ -164,7 +130,7 @@ def _one_result(
     return found
 
 
-class _Pair:
+class Pair:
     """Two models, and what is known of them so far."""
 
     def __init__(
@@ -172,14 +138,18 @@ class _Pair:
         blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, dims: Mapping[str, int] | None = None,
         longest: int | None = None, isolate: bool = False,
     ) -> None:  # fmt: skip
-        """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
+        """Two models, and the options of `rewriter.proof.prove.prove`.
+
+        Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`.
+        """
         self.a, self.b = Program(a, other=b.proto), Program(b)
-        self._maker, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
+        self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
+        self._maker = self._any_length.changed(most=longest)
         self._large = large = max(a.size, b.size) > _SMALL_MODEL
         self._settings: Sequence[Setting] = (
             SETTINGS if not large else _BRIEF if claims and not longest else SETTINGS[::2]
         )
-        self.points = points(self._maker, self._settings, longest)  # at which A can be evaluated
+        self.points = self._maker.cases(self._settings)  # at which A can be evaluated
         self._small = self._drawn_small()
         self._sizes: Mapping[Kind, int] = {}
         self.outputs = [value.name for value in a.proto.graph.output]
@@ -187,7 +157,6 @@ class _Pair:
         self._readings = _readings(onnx.TensorProto.DOUBLE in outputs)
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
         self._claims, self._limit = claims or {}, limit
-        self._views = all_views(self.a.proto)
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._reason, self._refuted = "", ""
@@ -218,7 +187,15 @@ class _Pair:
         """Small inputs at which heads are read: with flags that may choose what is evaluated, and signs that may."""
         bodies = any(node.op_type == "If" for node in iter_nodes(self.a.graph.node))
         settings = _SMALL[: 1 + self._maker.branches]
-        return [points(self._maker, settings, self._most, number) for number in range(_CHOICES if bodies else 1)]
+        return [self._maker.cases(settings, number) for number in range(_CHOICES if bodies else 1)]
+
+    def certificate(self) -> Certificate:
+        """Whether B computes the outputs of A at the sizes tried, and at every size."""
+        found = self.compared()
+        if self.unable and not found.certified and self.resized():
+            found = self.compared()
+        same = self.unable and not found.certified and not departs(self.a, self.b)
+        return Certificate(certified=True) if same else found
 
     def resized(self) -> bool:
         """Whether A can be evaluated at sizes that it hides, such as those of its images; then take them."""
@@ -229,7 +206,7 @@ class _Pair:
         found = SizeSearch(self._maker, refusals).found() if any(refusals(self.points)) else []
         for sizes in found[:1]:
             self._maker, self._sizes = self._maker.changed(kinds=sizes), sizes
-            self.points = points(self._maker, self._settings[:2], self._most)
+            self.points = self._maker.cases(self._settings[:2])
             self._small, self._heads, self.unable = self._drawn_small(), {}, False
         return bool(found)
 
@@ -261,7 +238,7 @@ class _Pair:
                 far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
                 if not far and self._settings is _BRIEF and self._tried_only():
                     self._settings = SETTINGS[::2]
-                    self.points = points(self._maker, self._settings, self._most)
+                    self.points = self._maker.cases(self._settings)
                     return self.compared()
                 if not far:
                     return self._equal(reading, rounds, regions)
@@ -274,7 +251,6 @@ class _Pair:
             original=self._refuted or self._about,
             reason=named or self._reason,
             refuted=bool(self._refuted),
-            settled=bool(self._refuted),
         )
         return Certificate(
             certified=False, refusals=(why,), departure=departing, unable=self.unable and not self._differ
@@ -297,9 +273,8 @@ class _Pair:
         """Why B takes more tokens than it says; empty where it fails at more."""
         if self._most is None or self._most >= _LONGEST or self._sizes:
             return ""
-        (further,) = points(self._maker, [(1, self._most + 1, 0)])
-        tried = [[value.shape for value in each.feeds.values()] for each in (further, *self.points)]
-        if tried[0] in tried[1:]:
+        further = self._any_length.case((1, self._most + 1, 0))
+        if not self._is_new(further):
             return ""
         _, (failed,) = self._evaluated(self.b, [(Modulus(), secrets.token_bytes(16))], [further], reading)
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
@@ -308,7 +283,7 @@ class _Pair:
         """The sizes with other values of integers, which are what they say, unlike floats."""
         maker = self._maker.changed(seed=secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
-        drawn = points(maker, self._settings, self._most, number)
+        drawn = maker.cases(self._settings, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
         self.points = [each for each in drawn if each.name in sizes] + further
         return self.points
@@ -444,39 +419,39 @@ class _Pair:
                 return None
         return tuple(self._certified(*each) for each in bounds)
 
-    def _view_of(self, name: str) -> GraphView:
-        return next((each for each in self._views if each.made_by(name) is not None), self._views[0])
-
     def _takes_every_number(self, name: str) -> bool:
         """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
-        while (node := self._view_of(name).made_by(name)) is not None and node.op_type in (*MOVES, "Cast"):
+        while (node := self.a.makers.get(name)) is not None and node.op_type in (*MOVES, "Cast"):
             name = node.input[0]
         return node is None or node.op_type in UNLIMITED
 
     @cached_property
-    def _place_of(self) -> Mapping[str, Place]:
-        """Where the tensors of bodies are in the model with its own names."""
-        views = zip(all_views(self.a.proto), all_views(self.a.named), strict=True)
-        nodes = ((own.path, *pair) for new, own in views for pair in zip(new.nodes, own.nodes, strict=True))
-        return {a: (path, b) for path, x, y in nodes if path for a, b in zip(x.output, y.output, strict=True)}
+    def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
+        """The graphs of A, as they are evaluated and with their own names."""
+        return [*zip(all_views(self.a.proto), all_views(self.a.named), strict=True)]
 
-    def _place(self, name: str) -> Place:
-        return self._place_of.get(name, ((), name))
+    def _found(self, name: str) -> tuple[GraphView, Place]:
+        """The graph of A that computes a tensor, and its place by its own name."""
+        for view, own in self._views:
+            if node := view.made_by(name):
+                return view, (own.path, own.nodes[view.producer[name]].output[[*node.output].index(name)])
+        return self._views[0][0], ((), name)
 
     def _elem_type(self, name: str) -> int:
-        return self._view_of(name).type_of(name).elem_type or onnx.TensorProto.FLOAT
+        return self._found(name)[0].type_of(name).elem_type or onnx.TensorProto.FLOAT
 
     def _distance(self, region: Region) -> Bound:
         named = [region.output]  # and what only lays it out in another way
         for name in named:
-            named += [node.output[0] for node in self._view_of(name).readers(name) if node.op_type in SAME_NUMBERS]
-        claim = next((self._claims[place] for place in map(self._place, named) if place in self._claims), None)
+            readers = self._found(name)[0].readers(name)
+            named += [node.output[0] for node in readers if node.op_type in SAME_NUMBERS]
+        claim = next((self._claims[place] for _, place in map(self._found, named) if place in self._claims), None)
         elem_types = [self._elem_type(each) for each in (region.output, region.leaves[0])]
-        return distance(region, *allowance(claim, elem_types, self._limit), TOPS[elem_types[1]])
+        return distance(region, claim, self._limit, elem_types)
 
     def _certified(self, region: Region, bound: Bound) -> CertifiedRegion:
-        value, (path, output) = linear_leaf(region), self._place(region.output)
-        leaves = [self._place(each)[1] for each in region.leaves]
+        value, (path, output) = linear_leaf(region), self._found(region.output)[1]
+        leaves = [self._found(each)[1][1] for each in region.leaves]
         return CertifiedRegion(
             original=output,
             rewritten=output,
@@ -553,9 +528,13 @@ class _Pair:
         entries = max(each.largest for each in b) * (length / _LONGEST) ** 2
         if length <= _LONGEST or entries > _MOST_ENTRIES:
             return None
-        (point,) = points(self._maker, [(1, length, 0)], self._most)
-        shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]
-        return None if shapes[0] in shapes[1:] else point
+        point = self._maker.case((1, length, 0))
+        return point if self._is_new(point) else None
+
+    def _is_new(self, case: Case) -> bool:
+        """Whether no point has inputs of these sizes."""
+        shapes = [[value.shape for value in each.feeds.values()] for each in (case, *self.points)]
+        return shapes[0] not in shapes[1:]
 
     def _unfit(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
         """Why equal values prove nothing; empty if they do."""

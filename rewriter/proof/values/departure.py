@@ -13,10 +13,10 @@ from typing import Any
 
 import onnx
 
-from rewriter.evaluate.arithmetic import Value
+from rewriter.evaluate.arithmetic import Value, content
 from rewriter.graph.view import label, operator_of
 from rewriter.graph.walk import reads, subgraphs
-from rewriter.proof.values.folds import Contents
+from rewriter.proof.values.folds import contents
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import Kept
 from rewriter.text import counted, one_line, quoted
@@ -290,12 +290,12 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
 
 def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> list[str]:
     """The constants that a node reads and A does not have, in any shape and transposed."""
-    stated, known = b.program.constants(), Contents(a.program.constants().values())
+    stated, known = b.program.constants(), contents(a.program.constants().values())
     computed = {each.loose for each in a.prints.values()}
 
     def lacking(name: str) -> bool:
         if name in stated:
-            return not known.has(stated[name])
+            return content(stated[name].reshape(-1)) not in known
         return name in b.prints and name not in b.data and b.prints[name].loose not in computed
 
     return [*filter(lacking, dict.fromkeys(node.input))]

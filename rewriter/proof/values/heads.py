@@ -62,7 +62,7 @@ from rewriter.proof.certificate.expressions import (
     total,
 )
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.records import CEILINGS, Claimed
+from rewriter.proof.records import CEILINGS, TOPS, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, unraveled, wide
 
@@ -97,19 +97,6 @@ class Region:
     leaves: tuple[str, ...]  # tensors of A that it is a function of: the pre-activation, or both operands of a gate
     original: Expression  # F_A, of `leaf(0)` and `leaf(1)`
     rewritten: Expression  # F_B
-
-
-def allowance(claim: Claimed | None, elem_types: Sequence[int], limit: float) -> tuple[float, Sequence[float | None]]:
-    """The largest |F_B - F_A| / max(1, |F_A|) of a region, and the largest |y| for that, None for all; tried in turn.
-
-    `limit` is that of a region without a claim, `elem_types` are those of the activation and the pre-activation. A
-    claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no
-    file sets its own limit.
-    """
-    if claim is None:
-        return limit, _DOMAINS
-    ceilings = (CEILINGS.get(each, 0.0) for each in elem_types)
-    return min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
 
 
 @dataclass
@@ -609,12 +596,22 @@ def linear_leaf(region: Region) -> int | None:
     return next((place for place in places if all(degree_in(side, leaf(place)) == 1 for side in both)), None)
 
 
-def distance(region: Region, limit: float, domains: Sequence[float | None], top: fmpq) -> Bound:
-    """A bound on the distance of both as functions of one leaf, by what `allowance` gives.
+def distance(region: Region, claim: Claimed | None, limit: float, elem_types: Sequence[int]) -> Bound:
+    """A bound on the distance of both as functions of one leaf.
 
     Of two leaves, both must be linear in one; or they are products of a function of each, which are bounded one by one.
-    `top` is the largest finite number of the leaf's type.
+    The `limit` is that of a region without a claim; `elem_types` are those of the activation and the pre-activation. A
+    claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no file
+    sets its own limit.
     """
+    domains: Sequence[float | None] = _DOMAINS
+    if claim is not None:
+        ceilings = (CEILINGS.get(each, 0.0) for each in elem_types)
+        limit, domains = min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
+    return _distance(region, limit, domains, TOPS[elem_types[1]])
+
+
+def _distance(region: Region, limit: float, domains: Sequence[float | None], top: fmpq) -> Bound:
     value = linear_leaf(region)
     if value is None and len(region.leaves) == MOST_LEAVES:
         ours, theirs = _factors(region.original), _factors(region.rewritten)
@@ -623,7 +620,7 @@ def distance(region: Region, limit: float, domains: Sequence[float | None], top:
             return Bound(False, limit, np.inf, 0.0, None, False, None, 0, reason)
         alone = [replace(region, leaves=(each,)) for each in region.leaves]
         pairs = zip(alone, ours, theirs, strict=True)
-        found = [distance(replace(x, original=f, rewritten=g), limit, domains, top) for x, f, g in pairs]
+        found = [_distance(replace(x, original=f, rewritten=g), limit, domains, top) for x, f, g in pairs]
         worst = max(found, key=lambda each: (not each.holds, each.bound))
         return replace(worst, domain=min((x.domain for x in found if x.domain is not None), default=None))
     values = {leaf(place): ONE if place == value else VARIABLE for place in range(MOST_LEAVES)}

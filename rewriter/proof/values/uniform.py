@@ -60,10 +60,6 @@ class _Side:
         value = None if node is None else constant_of(node)
         return None if value is None else onnx.numpy_helper.to_array(value)
 
-    def is_fixed(self, name: str) -> bool:
-        """Whether a tensor is computed from constants alone."""
-        return name in self.fixed or self.constant(name) is not None
-
     def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:
         """The number of leading axes up to the last one that varies, and how many rows there are at each point."""
         if not all(name in shapes for shapes in self.shapes):
@@ -76,11 +72,8 @@ class _Side:
         return count, tuple(prod(shape[:count]) for shape in shapes)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        if name in self.weights and name not in self.program.overridable:
-            shape: tuple[int, ...] = self.weights.described(name)[1]
-            return shape
-        constant = self.constant(name)
-        return self.shapes[0].get(name, (0,) * 9) if constant is None else constant.shape
+        shape: tuple[int, ...] = self.shapes[0].get(name, (0,) * 9)
+        return self.weights.described(name)[1] if name in self.weights else shape
 
     # -- what tensors are computed from
     def number(self, name: str) -> str:
@@ -191,7 +184,7 @@ class _Anchors:
         """Why the path from anchored tensors, which are added to `ends`, is not row by row; empty if it is."""
 
         def is_end(each: str) -> bool:
-            return each != name and (side.is_fixed(each) or side.ids.get(each) in anchored)
+            return each != name and (each in side.fixed or side.ids.get(each) in anchored)
 
         def before(each: str) -> list[str]:
             return [] if is_end(each) else [operand for operand in side.makers[each].input if operand in side.data]
@@ -200,7 +193,7 @@ class _Anchors:
             node, rows = side.makers.get(each), side.rows(each)
             if is_end(each):
                 ends.add(side.ids[each])
-                if not side.is_fixed(each) and (rows is None or rows[1] != count):
+                if each not in side.fixed and (rows is None or rows[1] != count):
                     return f"'{each}' has other rows"
             elif node is None or place > _MOST_CONE:
                 return f"'{each}' is not what the original has"
@@ -255,7 +248,7 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     if any(shapes[each][:front] != shapes[name][:front] for shapes in side.shapes for each in data):
         return "has operands of other shapes"
     others = [each for each in node.input if each and each not in side.data]
-    spread = [each for each in others if not side.is_fixed(each)]
+    spread = [each for each in others if each not in side.fixed]
     if not all(_alike(side, each, count) for each in spread):
         return "reads what depends on sizes or on integers"
     others = [each for each in others if each not in spread]
@@ -340,12 +333,12 @@ def _of_shape(side: _Side, name: str) -> bool:
     def sizes(each: str) -> list[str] | None:
         """What a tensor of sizes is composed of; None where a size decides which size it is, and for other tensors."""
         node = side.makers.get(each)
-        if not each or side.is_fixed(each):
+        if not each or each in side.fixed:
             return []
         if node is None or node.domain or node.op_type not in _OF_SHAPES:
             return None
         chosen = node.input[1:] if node.op_type in ("Gather", "Slice", "Unsqueeze", "Squeeze", "Reshape") else ()
-        if any(each and not side.is_fixed(each) for each in chosen):
+        if any(each and each not in side.fixed for each in chosen):
             return None
         return [] if node.op_type == "Shape" else [*node.input][: 1 if chosen else None]
 
