@@ -5,7 +5,7 @@ Names and operators do not matter: a tensor of B has a partner where a tensor of
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ import onnx
 
 from rewriter.evaluate.arithmetic import Value, content
 from rewriter.graph.view import label, operator_of
-from rewriter.graph.walk import reads, subgraphs
+from rewriter.graph.walk import reached, reads, subgraphs
 from rewriter.proof.values.folds import contents
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import Kept
@@ -219,31 +219,25 @@ class _Graph:
     @cached_property
     def regions(self) -> list[list[int]]:
         """Nodes connected by tensors without partners."""
-        leader = list(range(len(self.nodes)))
-
-        def top(place: int) -> int:
-            while leader[place] != place:
-                leader[place] = leader[leader[place]]
-                place = leader[place]
-            return place
-
-        members = set[int]()
+        links = defaultdict[int, set[int]](set)
         for name in self.data:
-            if name in self.makers and self.keys([name]) & self.planted:
-                maker = self.makers[name]
+            maker = self.makers.get(name)
+            if maker is None:
+                continue
+            if self.keys([name]) & self.planted:
                 if not self.keys([name]) & self.keys(self.operands(self.nodes[maker])):  # it does not only move entries
-                    members.add(maker)
-            elif name not in self.pairs and name in self.makers:
-                maker = self.makers[name]
-                members.add(maker)
-                for reader in self.readers.get(name, ()):
-                    if any(each in self.known for each in self.nodes[reader].output):
-                        members.add(reader)
-                        leader[top(reader)] = top(maker)
-        groups: dict[int, list[int]] = {}
-        for place in sorted(members):
-            groups.setdefault(top(place), []).append(place)
-        return list(groups.values())
+                    links[maker].add(maker)
+            elif name not in self.pairs:
+                for place in (maker, *self.readers.get(name, ())):
+                    if not self.known.isdisjoint(self.nodes[place].output):
+                        links[maker].add(place)
+                        links[place].add(maker)
+        groups, seen = list[list[int]](), set[int]()
+        for place in sorted(links):
+            if place not in seen:
+                groups.append(sorted(reached([place], links.__getitem__)))
+                seen.update(groups[-1])
+        return groups
 
     def boundary(self, region: Sequence[int]) -> tuple[list[str], list[str], list[str]]:
         """Tensors with partners that a region reads and computes, and the model's outputs that it reaches without."""
