@@ -70,6 +70,11 @@ class Side:
         """A part of the main graph as a model; weights stay where they are."""
         return LoadedModel(extract(self.model.proto, self.main, part), None, self.model.base_dir, (), 0)
 
+    def with_outputs(self, tensors: Sequence[str]) -> LoadedModel:
+        """The model with further outputs, if these are none."""
+        proto = with_outputs(self.model.proto, self.main, tensors)
+        return self.model if proto is self.model.proto else replace(self.model, proto=proto, path=None)
+
 
 @dataclass(frozen=True)
 class Way:
@@ -190,16 +195,9 @@ def _run_part(
     refused: dict[int, str] = {}
     if not flow:
         return refused
-    if part is None:
-        proto = with_outputs(side.model.proto, side.main, wanted)
-        model = side.model if proto is side.model.proto else replace(side.model, proto=proto, path=None)
-        session = open_model(model, way.provider, optimise=way.optimise)
-        read = {value.name for value in proto.graph.input}
-        feeds = [{name: values[name] for name in values if name in read} for values in flow]
-    else:
-        model = side.extracted(part)
-        feeds = [fed(model, values) for values in flow]
-        session = open_model(model, way.provider, optimise=way.optimise, prepack=False)
+    model = side.with_outputs(wanted) if part is None else side.extracted(part)
+    feeds = [fed(model, values) for values in flow]
+    session = open_model(model, way.provider, optimise=way.optimise, prepack=part is None)
     ran.loaded(session)
     for index, values in enumerate(flow):
         try:
@@ -224,7 +222,7 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
 def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a part of a model, in the types that it declares; types that inference left open are declared."""
     given: dict[str, Any] = {}
-    for declared in part.proto.graph.input:
+    for declared in (each for each in part.proto.graph.input if each.name in values):
         array, kind = values[declared.name], declared.type.tensor_type
         if isinstance(array, list):  # a sequence
             given[declared.name] = array
