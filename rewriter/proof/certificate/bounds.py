@@ -28,6 +28,7 @@ SLACK = 1.0001
 FLOOR = 1e-15  # below this, a bound is not refined further: it is far below the rounding of every type but float64
 MOST_CELLS = 20_000  # cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400
 _ORDER = 8  # order of the Taylor series
+_LARGEST = rational(sys.float_info.max)
 _PRECISION = 128  # bits, besides those of |y|: far out, 1 + erf(y) cancels to nothing, times a large y
 
 
@@ -244,10 +245,7 @@ def _bits(piece: _Piece, low: fmpq, high: fmpq) -> int:
 
 def _float(number: fmpq) -> float:
     """The nearest finite float: 2^1024, the end of float64, is none."""
-    try:
-        return float(number)
-    except OverflowError:
-        return sys.float_info.max if number > 0 else -sys.float_info.max
+    return float(max(min(number, _LARGEST), -_LARGEST))
 
 
 def _rounded_up(number: arb) -> float:

@@ -95,6 +95,16 @@ class Reading:
         return Field(modulus, key, snaps=self.snaps, products=products, low=self.low)
 
 
+Point = tuple[Modulus, bytes, Case]
+"""Inputs, and the prime and the key that they are evaluated with."""
+
+
+def at_random(cases: Sequence[Case]) -> list[Point]:
+    """A prime for some inputs, and a key for each."""
+    modulus = Modulus()
+    return [(modulus, secrets.token_bytes(16), case) for case in cases]
+
+
 def _readings(double: bool) -> Sequence[Reading]:
     low = _LOWEST[double]
     return (
@@ -150,7 +160,6 @@ class Pair:
             SETTINGS if not large else _BRIEF if claims and not longest else SETTINGS[::2]
         )
         self.points = self._maker.cases(self._settings)  # at which A can be evaluated
-        self._small = self._drawn_small()
         self._sizes: Mapping[Kind, int] = {}
         self.outputs = [value.name for value in a.proto.graph.output]
         outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
@@ -183,12 +192,6 @@ class Pair:
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
-    def _drawn_small(self) -> list[list[Case]]:
-        """Small inputs at which heads are read: with flags that may choose what is evaluated, and signs that may."""
-        bodies = any(node.op_type == "If" for node in iter_nodes(self.a.graph.node))
-        settings = _SMALL[: 1 + self._maker.branches]
-        return [self._maker.cases(settings, number) for number in range(_CHOICES if bodies else 1)]
-
     def certificate(self) -> Certificate:
         """Whether B computes the outputs of A at the sizes tried, and at every size."""
         found = self.compared()
@@ -207,7 +210,7 @@ class Pair:
         for sizes in found[:1]:
             self._maker, self._sizes = self._maker.changed(kinds=sizes), sizes
             self.points = self._maker.cases(self._settings[:2])
-            self._small, self._heads, self.unable = self._drawn_small(), {}, False
+            self._heads, self.unable = {}, False
         return bool(found)
 
     def compared(self) -> Certificate:
@@ -276,7 +279,7 @@ class Pair:
         further = self._any_length.case((1, self._most + 1, 0))
         if not self._is_new(further):
             return ""
-        _, (failed,) = self._evaluated(self.b, [(Modulus(), secrets.token_bytes(16))], [further], reading)
+        _, (failed,) = self._evaluated(self.b, at_random([further]), reading)
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
     def _drawn(self, number: int) -> list[Case]:
@@ -295,11 +298,10 @@ class Pair:
         return max(found, key=lambda each: each.matched, default=None)
 
     def _departing(self, reading: Reading, case: Case) -> Departure:
-        modulus, key = Modulus(), secrets.token_bytes(16)
+        point = at_random([case])
 
         def evaluate(program: Program, replaced: Mapping[str, Value], **options: Any) -> Replacing:
-            given = program, [(modulus, key)], [case], reading
-            return self._evaluated(*given, printing=True, replaced=replaced, **options)[0][0]
+            return self._evaluated(program, point, reading, printing=True, replaced=replaced, **options)[0][0]
 
         a, b = evaluate(self.a, {}), evaluate(self.b, {})
 
@@ -334,25 +336,23 @@ class Pair:
         """
         if self._claims and reading not in self._heads:
             self._read_heads(reading)
-        cases = [case for each in draws for case in each]
-        keys = [(modulus, secrets.token_bytes(16)) for each in draws for modulus in [Modulus()] * len(each)]
-
-        ours, failed = self._evaluated(self.a, keys, cases, reading)
+        drawn = [point for each in draws for point in at_random(each)]
+        ours, failed = self._evaluated(self.a, drawn, reading)
         if all(failed):
             self.unable = True
             self._reason = f"the first model cannot be evaluated: {failed[0]}"
             return None
         if any(failed):  # sizes that it does not take
-            refused = [id(case) for case, why in zip(cases, failed, strict=True) if why]
+            refused = [id(case) for (*_, case), why in zip(drawn, failed, strict=True) if why]
             self.points = [case for case in self.points if id(case) not in refused]
         kept = [place for place, why in enumerate(failed) if not why]
-        ours, cases, keys = [ours[k] for k in kept], [cases[k] for k in kept], [keys[k] for k in kept]
-        theirs, failed = self._evaluated(self.b, keys, cases, reading)
+        ours, drawn = [ours[k] for k in kept], [drawn[k] for k in kept]
+        theirs, failed = self._evaluated(self.b, drawn, reading)
         if any(failed):
             self.unable = True
             self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
             return None
-        for a, b, case in zip(ours, theirs, cases, strict=True):
+        for a, b, (*_, case) in zip(ours, theirs, drawn, strict=True):
             differing = self._differing(a, b)
             if differing and reading not in self._heads and self._read_heads(reading):
                 return self._round(reading, draws)
@@ -364,7 +364,7 @@ class Pair:
                 self._reason = "".join([f"output '{differing[0]}' has other values", *unread])
                 return None
         self._partly = self._read_in_part(ours, theirs)
-        further = self._longer(theirs) if self._partly and len(cases) > 1 else None
+        further = self._longer(theirs) if self._partly and len(drawn) > 1 else None
         if further is not None:
             self.points.append(further)
             return self._round(reading, [[*each, further] for each in draws])
@@ -374,8 +374,8 @@ class Pair:
         self._signs[1].add(theirs)
         unfit = (
             self._unfit(reading, ours, theirs)
-            or self._decided_otherwise(reading, ours, theirs, cases)
-            or self._never_compared(reading, ours, theirs, cases)
+            or self._decided_otherwise(reading, ours, theirs, drawn)
+            or self._never_compared(reading, ours, theirs, drawn)
         )
         self._reason = unfit or self._reason
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
@@ -400,7 +400,11 @@ class Pair:
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
         """Look for activations that became heads; whether there are any."""
-        found = proposals(self.a, self.b, reading.field, self._small, in_reals=reading.in_reals)
+        bodies = any(node.op_type == "If" for node in iter_nodes(self.a.graph.node))
+        # With flags that may choose what is evaluated, and signs that may.
+        settings = _SMALL[: 1 + self._maker.branches]
+        draws = [self._maker.cases(settings, number) for number in range(_CHOICES if bodies else 1)]
+        found = proposals(self.a, self.b, reading.field, draws, in_reals=reading.in_reals)
         self._heads[reading] = found
         return bool(found.regions)
 
@@ -466,16 +470,16 @@ class Pair:
         )
 
     def _evaluated(
-        self, program: Program, keys: Sequence[tuple[Modulus, bytes]], cases: Sequence[Case], reading: Reading,
-        signs: Sequence[Iterable[int]] = (), turn: int = -1, **further: Any,
+        self, program: Program, drawn: Sequence[Point], reading: Reading, signs: Sequence[Iterable[int]] = (),
+        turn: int = -1, **further: Any,
     ) -> tuple[list[Replacing], list[str]]:  # fmt: skip
         """One evaluation for each point, run in step, the first of a reading with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
         options: dict[str, Any] = {"cover": self.cover, "in_reals": reading.in_reals}
         made: list[Replacing] = []
-        for place, (key, case) in enumerate(zip(keys, cases, strict=True)):
-            f = reading.field(*key, () if ours else self._products)
+        for place, (modulus, key, case) in enumerate(drawn):
+            f = reading.field(modulus, key, () if ours else self._products)
             f.turned, f.turn = frozenset(signs[place] if signs else ()), turn
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
@@ -515,11 +519,13 @@ class Pair:
         """Constant tables of B, with their shapes, that A lacks and that were not read whole."""
         known = {key for each in a for key in each.partial}
         read = {key: table for each in b for key, table in each.partial.items() if key not in known}
-        read = {key: table for key, table in read.items() if not (key in self.cover and self.cover[key].all())}
-        if read:
-            ours = {*map(content, self.a.constants().values())}
-            read = {key: table for key, table in read.items() if key not in ours}
-        return dict(read.values())
+        partly = (key for key in read if not (key in self.cover and self.cover[key].all()))
+        return dict(read[key] for key in partly if key not in self._tables)
+
+    @cached_property
+    def _tables(self) -> set[bytes]:
+        """The contents of A's constants."""
+        return {*map(content, self.a.constants().values())}
 
     def _longer(self, b: Sequence[Fingerprints]) -> Case | None:
         """A size that may read the tables whole; None where that takes too much, or was tried."""
@@ -544,8 +550,7 @@ class Pair:
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         chosen = {key: name for each in b for key, name in each.chosen.items()}
-        there = {*map(content, self.a.constants().values())} if chosen else ()
-        new = next((name for key, name in chosen.items() if key not in there), None)
+        new = next((name for key, name in chosen.items() if key not in self._tables), None)
         if new is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
         # Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
@@ -574,14 +579,13 @@ class Pair:
         return ""
 
     def _never_compared(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Point]
     ) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
         Comparisons of both models that always have the same result get the other one, in every combination; so do
         comparisons in branches that are then taken. A combination that cannot be evaluated is skipped.
         """
-        keys = [(each.field.modulus, each.field.key) for each in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
@@ -597,14 +601,14 @@ class Pair:
                 tried.add(both[0])
                 made = list[list[Replacing]]()
                 for program, turned in zip((self.a, self.b), both, strict=True):
-                    runs, failed = self._evaluated(program, keys, cases, reading, turned=turned)
+                    runs, failed = self._evaluated(program, drawn, reading, turned=turned)
                     made += [] if any(failed) else [runs]
                 if len(made) == len(both):
                     pending.append((*both, made[0], made[1]))
         return ""
 
     def _decided_otherwise(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Point]
     ) -> str:
         """Why equal values prove nothing: a sign that one model alone takes decides them; empty if none does.
 
@@ -617,8 +621,7 @@ class Pair:
             if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
                 return _COIN
             for turn in (-1, 0):
-                keys = [(each.field.modulus, each.field.key) for each in own]
-                turned, failed = self._evaluated(program, keys, cases, reading, signs=apart, turn=turn)
+                turned, failed = self._evaluated(program, drawn, reading, apart, turn)
                 pairs = zip(turned, theirs, strict=True) if program is self.a else zip(ours, turned, strict=True)
                 if any(failed) or any(self._differing(x, y) for x, y in pairs):
                     return _COIN

@@ -10,7 +10,7 @@ attention to other tokens nothing is left.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
+from collections.abc import Container, Mapping, MutableMapping, Sequence
 from functools import cached_property, reduce
 from itertools import product
 from typing import Any
@@ -369,7 +369,9 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
         elif part.constant or part in _IRRATIONAL:
             made[part] = _number_in(field, part)
         elif part.operator in _IN_FIELD:
-            made[part] = _IN_FIELD[part.operator](field, *operands)
+            made[part] = getattr(field, _IN_FIELD[part.operator])(*operands)
+        elif part.operator in ("erf", "pi"):  # pi is a part of what is irrational
+            made[part] = field.odd(part.operator, *operands or [np.array(7)])
         else:
             raise Unsupported(f"{part.operator} is not known in the field")
     return np.asarray(made[expression])
@@ -396,16 +398,4 @@ def _number_in(field: Field, part: Expression) -> Array:
 
 
 _IRRATIONAL: Mapping[Expression, np.float64] = {each: np.float64(number) for number, each in ex.NUMBERS.items()}
-
-
-_IN_FIELD: Mapping[str, Callable[..., Array]] = {
-    "+": Field.add,
-    "*": Field.mul,
-    "/": Field.div,
-    "exp": Field.exp,
-    "erf": lambda field, a: field.odd("erf", a),
-    "softplus": Field.softplus,
-    "sqrt": Field.sqrt,
-    "where": Field.choose,
-    "pi": lambda field: field.function("pi", np.array(7)),  # a part of what is irrational
-}
+_IN_FIELD = {"+": "add", "*": "mul", "/": "div", "where": "choose", **{x: x for x in ("exp", "softplus", "sqrt")}}
