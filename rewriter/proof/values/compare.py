@@ -28,11 +28,9 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import GraphView, Place, all_views
 from rewriter.graph.walk import iter_nodes
-from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
-from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
@@ -56,10 +54,6 @@ SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 positions."""
 _BRIEF = ((2, 5, 3), (1, 7, 0))
 """What is tried of a large model that this tool rewrote, unless sizes turn out to matter."""
-_SMALL = ((1, 3, 2), (1, 3, 0))
-"""The size at which heads are read; and without a past, for models with a branch for that."""
-_CHOICES = 12
-"""How often a model with branches is evaluated there until all of them were, twice where no sign decides."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
@@ -160,7 +154,6 @@ class Pair:
             SETTINGS if not large else _BRIEF if claims and not longest else SETTINGS[::2]
         )
         self.points = self._maker.cases(self._settings)  # at which A can be evaluated
-        self._sizes: Mapping[Kind, int] = {}
         self.outputs = [value.name for value in a.proto.graph.output]
         outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
         self._readings = _readings(onnx.TensorProto.DOUBLE in outputs)
@@ -208,7 +201,7 @@ class Pair:
 
         found = SizeSearch(self._maker, refusals).found() if any(refusals(self.points)) else []
         for sizes in found[:1]:
-            self._maker, self._sizes = self._maker.changed(kinds=sizes), sizes
+            self._maker = self._maker.changed(kinds=sizes)
             self.points = self._maker.cases(self._settings[:2])
             self._heads, self.unable = {}, False
         return bool(found)
@@ -274,7 +267,7 @@ class Pair:
 
     def _takes_more(self, reading: Reading) -> str:
         """Why B takes more tokens than it says; empty where it fails at more."""
-        if self._most is None or self._most >= _LONGEST or self._sizes:
+        if self._most is None or self._most >= _LONGEST or self._maker.kinds:
             return ""
         further = self._any_length.case((1, self._most + 1, 0))
         if not self._is_new(further):
@@ -400,11 +393,7 @@ class Pair:
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
         """Look for activations that became heads; whether there are any."""
-        bodies = any(node.op_type == "If" for node in iter_nodes(self.a.graph.node))
-        # With flags that may choose what is evaluated, and signs that may.
-        settings = _SMALL[: 1 + self._maker.branches]
-        draws = [self._maker.cases(settings, number) for number in range(_CHOICES if bodies else 1)]
-        found = proposals(self.a, self.b, reading.field, draws, in_reals=reading.in_reals)
+        found = proposals(self.a, self.b, reading.field, self._maker, in_reals=reading.in_reals)
         self._heads[reading] = found
         return bool(found.regions)
 
@@ -414,14 +403,14 @@ class Pair:
         if found.forgotten:
             self._reason = f"what masks the scores of '{found.forgotten[0]}' is smaller than a score may be"
             return None
-        bounds = [(region, self._distance(region)) for region in found.regions.values()]
-        for region, bound in bounds:
+        certified = [self._certified(region) for region in found.regions.values()]
+        for region, bound in zip(found.regions.values(), (each.bound for each in certified), strict=True):
             if not bound.holds:
                 self._reason, self._about = f"{bound.reason} (the activation {region.output})", region.output
                 if bound.at_least > bound.limit and self._takes_every_number(region.leaves[0]):
                     self._refuted = region.output
                 return None
-        return tuple(self._certified(*each) for each in bounds)
+        return tuple(certified)
 
     def _takes_every_number(self, name: str) -> bool:
         """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
@@ -441,30 +430,26 @@ class Pair:
                 return view, (own.path, own.nodes[view.producer[name]].output[[*node.output].index(name)])
         return self._views[0][0], ((), name)
 
-    def _elem_type(self, name: str) -> int:
-        return self._found(name)[0].type_of(name).elem_type or onnx.TensorProto.FLOAT
-
-    def _distance(self, region: Region) -> Bound:
+    def _certified(self, region: Region) -> CertifiedRegion:
+        """A region with its bound, which may not hold."""
         named = [region.output]  # and what only lays it out in another way
         for name in named:
             readers = self._found(name)[0].readers(name)
             named += [node.output[0] for node in readers if node.op_type in SAME_NUMBERS]
         claim = next((self._claims[place] for _, place in map(self._found, named) if place in self._claims), None)
-        elem_types = [self._elem_type(each) for each in (region.output, region.leaves[0])]
-        return distance(region, claim, self._limit, elem_types)
-
-    def _certified(self, region: Region, bound: Bound) -> CertifiedRegion:
-        value, (path, output) = linear_leaf(region), self._found(region.output)[1]
-        leaves = [self._found(each)[1][1] for each in region.leaves]
+        ends = [(name, *self._found(name)) for name in (region.output, *region.leaves)]
+        elem_types = [view.type_of(name).elem_type or onnx.TensorProto.FLOAT for name, view, _ in ends]
+        (path, output), *leaves = (place for *_, place in ends)
+        value = linear_leaf(region)
         return CertifiedRegion(
             original=output,
             rewritten=output,
             path=path,
-            leaves=tuple(name for place, name in enumerate(leaves) if place != value),
-            linear_in=None if value is None else leaves[value],
-            elem_type=self._elem_type(region.output),
+            leaves=tuple(name for place, (_, name) in enumerate(leaves) if place != value),
+            linear_in=None if value is None else leaves[value][1],
+            elem_type=elem_types[0],
             nodes=len(ordered(region.rewritten)),
-            bound=bound,
+            bound=distance(region, claim, self._limit, elem_types),
             functions=tuple(tuple(listing(wide(each))) for each in (region.original, region.rewritten)),
             tokens=self._most,
         )

@@ -61,7 +61,7 @@ from rewriter.proof.certificate.expressions import (
     sub,
     total,
 )
-from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.records import CEILINGS, TOPS, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, unraveled, wide
@@ -70,6 +70,10 @@ MOST_LEAVES, _MOST_ENDS = 2, 8
 _DEEPEST = 100_000
 _MOST_PLACES, _MOST_READ = 400, 3
 """Places of a tensor of B that are tried for one row of weights, and entries of A that the heads are read at."""
+_SMALL = ((1, 3, 2), (1, 3, 0))
+"""The size at which heads are read; and without a past, for models with a branch for that."""
+_CHOICES = 12
+"""How often a model with branches is evaluated there until all of them were, twice where no sign decides."""
 _DOMAINS = (None, 512.0, 508.0)
 """What is tried: all numbers and, where a function does not hold for these, how far the programs of this tool reach."""
 _ROOM = 1.02
@@ -223,20 +227,20 @@ def _masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, A
 
 
 def proposals(
-    a: Program, b: Program, field: Callable[[Modulus, bytes], Field], draws: Sequence[Sequence[Case]], **options: Any
+    a: Program, b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, **options: Any
 ) -> Regions:
     """Read the activations of A that became heads in B, at small sizes; `options` are those of `Evaluator`.
 
-    `field` makes equal fields, one for each model. Sizes at which one cannot be evaluated are left out. Where signs
-    decide which bodies are evaluated, the later draws are used until all were.
+    `field` makes equal fields, one for each model. Sizes at which one cannot be evaluated are left out. Flags of inputs
+    and signs of data may decide which bodies are evaluated.
     """
     found, before, decided = Regions(), sys.getrecursionlimit(), False
     sys.setrecursionlimit(max(before, _DEEPEST))
     missing = {value.name for node in iter_nodes(a.graph.node) if node.op_type == "If" for _, graph in subgraphs(node)
                for value in graph.output if value.name in a.makers}  # fmt: skip
     try:
-        for number, cases in enumerate(draws):
-            for case in cases:
+        for number in range(_CHOICES):
+            for case in maker.cases(_SMALL[: 1 + maker.branches], number):
                 with suppress(Unsupported):
                     key = Modulus(), secrets.token_bytes(16)
                     other = Kept(b, field(*key), case.feeds, **options)
@@ -246,7 +250,7 @@ def proposals(
                     found.add(reader, other)
                     missing.difference_update(reader.values)
                     decided |= 1 in reader.signs.values()
-            if number and not (missing and decided):
+            if not missing or (number and not decided):
                 break
     finally:
         sys.setrecursionlimit(before)
@@ -606,7 +610,7 @@ def distance(region: Region, claim: Claimed | None, limit: float, elem_types: Se
     """
     domains: Sequence[float | None] = _DOMAINS
     if claim is not None:
-        ceilings = (CEILINGS.get(each, 0.0) for each in elem_types)
+        ceilings = (CEILINGS.get(each, 0.0) for each in elem_types[:2])
         limit, domains = min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
     return _distance(region, limit, domains, TOPS[elem_types[1]])
 

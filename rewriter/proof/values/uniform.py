@@ -50,7 +50,7 @@ class _Side:
         nodes = self.program.nodes(self.program.graph)
         self.makers = {name: node for node, _ in nodes for name in node.output if name}
         self.weights = self.program.weights(self.program.graph)
-        self.inputs = [value.name for value in self.program.graph.input]
+        self.names = dict.fromkeys((*self.weights, *(value.name for value in program.graph.input), *self.makers))
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of an initializer that no caller may replace, or of a Constant node."""
@@ -124,27 +124,26 @@ def departs(a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]] = (()
     `runs` are the evaluations of both, with fingerprints at the first point; without any, the same operators must
     compute all outputs from the same constants and inputs.
     """
-    return _Anchors(_Side(a, runs[0]), _Side(b, runs[1])).why()
+    return _Anchors(a, b, runs).why()
 
 
 class _Anchors:
     """Which tensors of B are those of A at every size."""
 
-    def __init__(self, a: _Side, b: _Side) -> None:
-        self.a, self.b = a, b
+    def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
+        self.a, self.b = _Side(a, runs[0]), _Side(b, runs[1])
         self._held: set[str] = set()  # ids that a tensor of B has
         self.same: set[str] = set()  # tensors of B that a node computes as one of A does
         self._by_print: dict[object, list[str]] = {}
         self._failed: str = ""
-        for name in (*a.weights, *a.inputs, *a.makers):
-            if name not in a.ids:
-                a.ids[name] = a.number(name)
-        self._known = {*a.ids.values()}
-        for name, each in a.prints.items():
+        for name in self.a.names:
+            self.a.ids[name] = self.a.number(name)
+        self._known = {*self.a.ids.values()}
+        for name, each in self.a.prints.items():
             self._by_print.setdefault(each.exact, []).append(name)
 
     def why(self) -> str:
-        for name in (*self.b.weights, *self.b.inputs, *self.b.makers):
+        for name in self.b.names:
             number = self.b.number(name)
             if number in self._known:
                 self.same.add(name)
@@ -206,7 +205,7 @@ class EqualTensors(_Anchors):
     """The tensors of two models that are equal at the first of some points, and those computed by the same node."""
 
     def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
-        super().__init__(_Side(a, runs[0]), _Side(b, runs[1]))
+        super().__init__(a, b, runs)
         self.why()
         held = {self.b.ids[name] for name in self.same}, {*self.b.ids.values()}
         self.of_a = tuple({name for name, number in self.a.ids.items() if number in each} for each in held)
