@@ -108,12 +108,6 @@ def _readings(double: bool) -> Sequence[Reading]:
     )  # fmt: skip
 
 
-def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
-    """Whether some values of an output are far from the others; ones near 0 are measured on the largest."""
-    least = _NEAR_ZERO * max(magnitude(x) for x, _ in pairs)
-    return any(misplaced(x, y).any() or relative_error(x, y, max(norm(x), least)) > _GROSS for x, y in pairs)
-
-
 def _one_result(
     runs: Sequence[Replacing], others: Sequence[Replacing], *, sizes: bool = False
 ) -> dict[str, frozenset[str]]:
@@ -222,8 +216,7 @@ class Pair:
             while (
                 (more := len(rounds) < _ROUNDS or self._few_signs())  # a sign is a coin, which may decide
                 and len(rounds) < _MOST_ROUNDS
-                and (found := self._round(reading, [self._round_of(len(rounds) + k) for k in range(at_once)]))
-                is not None
+                and (found := self._round(reading, [self._drawn(len(rounds) + k) for k in range(at_once)])) is not None
             ):
                 rounds += [found] * at_once
             if more and len(rounds) >= _MOST_ROUNDS:
@@ -260,11 +253,6 @@ class Pair:
         known = self._alike.of_a, self._alike.of_b
         return any(each.fewest(*names) < _COINS for each, names in zip(self._signs, known, strict=True))
 
-    def _round_of(self, number: int) -> list[Case]:
-        """The points of a round; one where there are more than the usual rounds of a large model."""
-        drawn = self._drawn(number)
-        return drawn[:1] if self._large and number >= _ROUNDS else drawn
-
     def _takes_more(self, reading: Reading) -> str:
         """Why B takes more tokens than it says; empty where it fails at more."""
         if self._most is None or self._most >= _LONGEST or self._maker.kinds:
@@ -276,13 +264,13 @@ class Pair:
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
     def _drawn(self, number: int) -> list[Case]:
-        """The sizes with other values of integers, which are what they say, unlike floats."""
+        """The sizes with other values of integers, unlike those of floats; one in further rounds of a large model."""
         maker = self._maker.changed(seed=secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
         drawn = maker.cases(self._settings, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
         self.points = [each for each in drawn if each.name in sizes] + further
-        return self.points
+        return self.points[:1] if self._large and number >= _ROUNDS else self.points
 
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
@@ -376,19 +364,18 @@ class Pair:
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
-        pairs = dict[str, list[tuple[Array, Array]]]()
         cases = self.points[:1] if self._large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, _DRAWS)]
-        ours = [Evaluator(self.a, Floats(), case.feeds) for case in cases]
-        theirs = [Evaluator(self.b, Floats(), case.feeds) for case in cases]
-        if any(in_step(ours)) or any(in_step(theirs)):
+        runs = [[Evaluator(each, Floats(), case.feeds) for case in cases] for each in (self.a, self.b)]
+        if any(why for each in runs for why in in_step(each)):
             return ""  # an operator without a float64 form
-        for a, b in zip(ours, theirs, strict=True):
-            for name in self.outputs:
-                x, y = a.outputs()[name], b.outputs()[name]
-                if isinstance(x, Value) and isinstance(y, Value):
-                    pairs.setdefault(name, []).append((x.entries, y.entries))
-        far = next((name for name, each in pairs.items() if _far(each)), None)
-        return "" if far is None else f"output '{far}' has other numbers in float64"
+        made = [[run.outputs() for run in each] for each in runs]
+        for name in self.outputs:
+            pairs = [(x[name], y[name]) for x, y in zip(*made, strict=True)]
+            found = [(x.entries, y.entries) for x, y in pairs if isinstance(x, Value) and isinstance(y, Value)]
+            least = _NEAR_ZERO * max((magnitude(x) for x, _ in found), default=0.0)
+            if any(misplaced(x, y).any() or relative_error(x, y, max(norm(x), least)) > _GROSS for x, y in found):
+                return f"output '{name}' has other numbers in float64"
+        return ""
 
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:

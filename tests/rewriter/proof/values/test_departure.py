@@ -13,7 +13,6 @@ from rewriter.evaluate.arithmetic import Field, Modulus
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
 from rewriter.proof.values.departure import Departure, departure, isolated, partners
-from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import Kept
 from tests.textmodels import Array, text_model
 
@@ -236,7 +235,7 @@ def test_nothing_to_isolate() -> None:
     a, b = layers(GELU_OF), text_model("p = Tanh(x) out = Neg(p)")
     calls: list[int] = []
 
-    def evaluate(values: Mapping[str, Any]) -> Fingerprints:
+    def evaluate(values: Mapping[str, Any]) -> Kept:
         calls.append(len(values))
         return evaluated(a, replaced=values)
 
