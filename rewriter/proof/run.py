@@ -97,11 +97,6 @@ class Ran:
     cpu_nodes: tuple[str, ...] | None = ()
     defined: tuple[str, ...] = ()
 
-    def loaded(self, session: Session) -> None:
-        self.defined += session.defined
-        known = self.cpu_nodes is not None and session.cpu_nodes is not None
-        self.cpu_nodes = (*(self.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
-
 
 @dataclass(frozen=True, eq=False)
 class ModelRuns:
@@ -198,7 +193,9 @@ def _run_part(
     model = side.with_outputs(wanted) if part is None else side.extracted(part)
     feeds = [fed(model, values) for values in flow]
     session = open_model(model, way.provider, optimise=way.optimise, prepack=part is None)
-    ran.loaded(session)
+    ran.defined += session.defined
+    known = ran.cpu_nodes is not None and session.cpu_nodes is not None
+    ran.cpu_nodes = (*(ran.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
     for index, values in enumerate(flow):
         try:
             values.update(session.run(feeds[index], over=over[index] if over else None))

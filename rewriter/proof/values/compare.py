@@ -89,11 +89,11 @@ class Reading:
         return Field(modulus, key, snaps=self.snaps, products=products, low=self.low)
 
 
-Point = tuple[Modulus, bytes, Case]
+Drawn = tuple[Modulus, bytes, Case]
 """Inputs, and the prime and the key that they are evaluated with."""
 
 
-def at_random(cases: Sequence[Case]) -> list[Point]:
+def at_random(cases: Sequence[Case]) -> list[Drawn]:
     """A prime for some inputs, and a key for each."""
     modulus = Modulus()
     return [(modulus, secrets.token_bytes(16), case) for case in cases]
@@ -442,7 +442,7 @@ class Pair:
         )
 
     def _evaluated(
-        self, program: Program, drawn: Sequence[Point], reading: Reading, signs: Sequence[Iterable[int]] = (),
+        self, program: Program, drawn: Sequence[Drawn], reading: Reading, signs: Sequence[Iterable[int]] = (),
         turn: int = -1, **further: Any,
     ) -> tuple[list[Replacing], list[str]]:  # fmt: skip
         """One evaluation for each point, run in step, the first of a reading with fingerprints; and why some failed."""
@@ -551,7 +551,7 @@ class Pair:
         return ""
 
     def _never_compared(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Point]
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
     ) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
@@ -580,7 +580,7 @@ class Pair:
         return ""
 
     def _decided_otherwise(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Point]
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
     ) -> str:
         """Why equal values prove nothing: a sign that one model alone takes decides them; empty if none does.
 

@@ -258,8 +258,8 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     found = row(domain, kind)
     if found is None or (found.__module__ != "rewriter.evaluate.scalar" and kind not in ("Cast", "Where", "Identity")):
         return "is not known to act on rows"
-    wide = [_in_front(side.shape_of(each), step.rank - step.front) for each in others]
-    return "" if all(size == 1 for shape in wide for size in shape) else "adds to some rows what others do not get"
+    alike = all(_once(side.shape_of(each), step.rank - step.front) for each in others)
+    return "" if alike else "adds to some rows what others do not get"
 
 
 def _transposed(step: _Step) -> bool:
@@ -318,12 +318,12 @@ def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
     if node.op_type == "ConstantOfShape":
         return True
     source, static = node.input[0], len(side.shapes[0][name]) - rows[0]
-    return source in side.fixed and all(size == 1 for size in _in_front(side.shape_of(source), static))
+    return source in side.fixed and _once(side.shape_of(source), static)
 
 
-def _in_front(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The sizes in front of the last axes."""
-    return shape[: max(len(shape) - count, 0)]
+def _once(shape: tuple[int, ...], count: int) -> bool:
+    """Whether all axes in front of the last ones have size 1."""
+    return prod(shape[: max(len(shape) - count, 0)]) == 1
 
 
 def _of_shape(side: _Side, name: str) -> bool:
