@@ -165,14 +165,11 @@ def uncompared(values: Sequence[Array]) -> str:
 
 
 def largest_gap(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
-    """The largest |b - a| over all cases, where both are finite; infinite where shapes or strings differ."""
-    found = [0.0]
-    for a, b in zip(ours, theirs, strict=True):
-        if a.shape != b.shape or a.dtype.kind in "OUS":
-            found.append(0.0 if np.array_equal(a, b) else math.inf)
-        else:
-            found.append(magnitude(_differences(a, b)))
-    return max(found)
+    """The largest |b - a| over all cases, where both are finite; infinite where strings differ."""
+    pairs = [*zip(ours, theirs, strict=True)]
+    if any(a.dtype.kind in "OUS" for a, _ in pairs):
+        return 0.0 if all(np.array_equal(*pair) for pair in pairs) else math.inf
+    return max((magnitude(_differences(*pair)) for pair in pairs), default=0.0)
 
 
 def norm(values: Array) -> float:

@@ -206,9 +206,7 @@ class Judge:
                 raise ValidationError(f"the rewritten model does not run: {error}") from error
             found = replace(self, longest=most).verdict()
             return replace(found, uncompared=(_SHORTER.format(most, error), *found.uncompared))
-        points: dict[Place, Point] = {}
-        for point in (*_noise(certificate, claims, old), *self.noise):
-            points.setdefault(point.place, point)
+        points = {each.place: each for each in reversed([*_noise(certificate, claims, old), *self.noise])}
         runs = {name: self._provider(name, (old, new), before, after, (*points.values(),)) for name in providers}
         failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
         uncompared = [text for each in runs.values() for text in each.uncompared]

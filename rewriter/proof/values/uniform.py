@@ -22,7 +22,7 @@ import onnx
 from rewriter.evaluate.arithmetic import content
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import SAME_ENTRIES
-from rewriter.evaluate.table import is_random, row
+from rewriter.evaluate.table import ELEMENTWISE, is_random
 from rewriter.graph.view import constant_of, key_of, label
 from rewriter.graph.walk import reached, subgraphs
 from rewriter.proof.values.prints import Fingerprints
@@ -255,8 +255,7 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     rule = _RULES.get(kind)
     if rule is not None:
         return "" if rule(step) else "works along rows, or on several"
-    found = row(domain, kind)
-    if found is None or (found.__module__ != "rewriter.evaluate.scalar" and kind not in ("Cast", "Where", "Identity")):
+    if (domain, kind) not in ELEMENTWISE:
         return "is not known to act on rows"
     alike = all(_once(side.shape_of(each), step.rank - step.front) for each in others)
     return "" if alike else "adds to some rows what others do not get"
@@ -305,7 +304,7 @@ _RULES: Mapping[str, Callable[[_Step], bool]] = {
     **dict.fromkeys((*_AXES, "Slice", *_REDUCED), _along),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
 }
-"""Whether an operator acts on rows; elementwise ones are recognised by the module of their row in the table."""
+"""Whether an operator acts on rows, unless it is elementwise."""
 
 
 def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
