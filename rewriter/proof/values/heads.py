@@ -80,6 +80,7 @@ _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
 _EXACT = 1e-15
 """What a claim of 0 allows."""
+_FAR = fmpq(2) ** 60
 _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
 UNLIMITED = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
@@ -125,7 +126,11 @@ class Regions:
             if numbers or name in reader.read:
                 before = self.masks.get(name, numbers)
                 self.masks[name] = before | numbers if before and numbers else frozenset()
-                if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
+                # Scores of numbers up to 2^60, as far as they are piecewise linear functions.
+                scores = (
+                    x for each in reader.scores.get(name, ()) for x in _values(each, _FAR, -_FAR) if x is not None
+                )
+                if numbers and max(map(abs, scores), default=0) > -max(numbers):
                     self.forgotten.append(name)
             far = all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
             self.far[name] = far and self.far.get(name, True)
@@ -187,11 +192,10 @@ class Replacing(Kept):
     def _note_masks(self, node: onnx.NodeProto, name: str, scores: Any) -> None:
         if not isinstance(scores, Value) or scores.masks is None:
             return
-        rows = _rows_of_softmax(self, node, scores) if node.op_type == "Softmax" else None
-        if rows is None:  # what is subtracted is not an entry of the row
+        if node.op_type == "Softmax":
+            found = _masked_gaps(self, node, scores)[0]
+        else:  # what is subtracted is not an entry of the row
             found = scores.entries[(scores.masks > 0) & (scores.masks < INFINITE)]
-        else:
-            found = _masked_gaps(self.field, *rows)[0]
         if found.size:
             self.gaps.setdefault(name, set()).update(distinct(found).tolist())
 
@@ -204,23 +208,21 @@ def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value)
     return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
 
 
-def _rows_of_softmax(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> tuple[Array, Array]:
-    """Scores and masks with the axis of a softmax last."""
+def _masked_gaps(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> tuple[Array, Array, Array]:
+    """How far scores of a softmax that a number masks are below the first of their row; where they are; the first keys.
+
+    The axis of the softmax is moved to the end.
+    """
     old = run.opsets.get("", 13) < 13
     axis = run.program.attributes(node).get("axis", 1 if old else -1) % scores.ndim
-
-    def rows(x: Array) -> Array:
-        return x.reshape(*x.shape[:axis], -1) if old else np.moveaxis(x, axis, -1)
-
-    return rows(scores.entries), rows(np.asarray(scores.masks))
-
-
-def _masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Array]:
-    """How far scores that a number masks are below the first of their row; where they are; and the first keys."""
+    entries, masks = (
+        x.reshape(*x.shape[:axis], -1) if old else np.moveaxis(x, axis, -1)
+        for x in (scores.entries, np.asarray(scores.masks))
+    )
     first = masks.argmin(-1)[..., None]
     dropped = (masks > np.take_along_axis(masks, first, -1)) & (masks < INFINITE)
-    start = np.broadcast_to(np.take_along_axis(scores, first, -1), scores.shape)
-    return f.sub(scores[dropped], start[dropped]), dropped, first[..., 0]
+    start = np.broadcast_to(np.take_along_axis(entries, first, -1), entries.shape)
+    return run.field.sub(entries[dropped], start[dropped]), dropped, first[..., 0]
 
 
 # -- proposals -------------------------------------------------------------------------------------------------------
@@ -290,10 +292,9 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
     """The numbers that mask scores of a softmax, also the ones that no walk met; none if one is not far below."""
     node, found = run.makers[name], dict(gaps)
     scores = node.input[0]
-    rows = _rows_of_softmax(run, node, run.values[scores])
-    if rows[0].shape != run.values[scores].shape:
+    residues, dropped, first = _masked_gaps(run, node, run.values[scores])
+    if dropped.shape != run.values[scores].shape:
         return frozenset()
-    residues, dropped, first = _masked_gaps(run.field, *rows)
     places = np.argwhere(dropped)
     try:
         for residue in np.setdiff1d(residues, list(found)).tolist():
@@ -308,23 +309,17 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
     return frozenset(low) if len(low) == len(numbers) else frozenset()
 
 
-def _at(expression: Expression, y: Expression) -> Expression:
-    leaves = [part for part in ordered(expression) if part.operator == "leaf"]
-    return wide(expression, dict.fromkeys(leaves, y))
-
-
 def _number(expression: Expression) -> Fraction | None:
     """The constant that an expression is at two points; None where it is none."""
-    first, second = (_at(expression, constant(y)).value for y in (fmpq(3, 7), fmpq(-11, 5)))
-    if not isinstance(first, fmpq) or first != second:
-        return None
-    return Fraction(int(first.p), int(first.q))
+    first, second = _values(expression, fmpq(3, 7), fmpq(-11, 5))
+    return first if first == second else None
 
 
-def _largest(score: Expression) -> float:
-    """The largest magnitude of a score for numbers up to 2^60, as far as it is a piecewise linear function."""
-    ends = [_at(score, constant(sign * fmpq(2) ** 60)).value for sign in (1, -1)]
-    return max((abs(float(Fraction(int(end.p), int(end.q)))) for end in ends if isinstance(end, fmpq)), default=0.0)
+def _values(expression: Expression, *numbers: fmpq) -> list[Fraction | None]:
+    """What an expression is where its leaves are each of some numbers; None where no operator says so exactly."""
+    leaves = [part for part in ordered(expression) if part.operator == "leaf"]
+    made = (wide(expression, dict.fromkeys(leaves, constant(each))).value for each in numbers)
+    return [Fraction(int(x.p), int(x.q)) if isinstance(x, fmpq) else None for x in made]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rewriter.evaluate.table import OPERATORS, TABLES, Call
 
 _U64 = np.uint64
 _SMALL_TABLE = 32
-_LARGE = 2**16  # constants of more entries have their bits as fingerprint
+_LARGE = 2**16
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,12 @@ class Fingerprints(Evaluator):
         if isinstance(value, (Value, np.ndarray)):
             self.shapes[name] = value.shape
         if self._printing and is_float(value):
-            self.prints[name] = self.print_of(value)
-
-    def print_of(self, value: Value | Array) -> Print:
-        """The fingerprint of entries, or of constants, which is that of the entries that they are."""
-        large = not isinstance(value, Value) and value.size > _LARGE
-        entries: Any = value if large else np.ascontiguousarray(self.field.lift(value).entries)
-        digest = hashlib.sha256(self.field.key + content(entries)).digest()
-        loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
-        return Print((entries.shape, digest), (entries.size, loose))
+            # A constant has the fingerprint of the entries that it is, a large one that of its bits.
+            large = not isinstance(value, Value) and value.size > _LARGE
+            entries: Any = value if large else np.ascontiguousarray(self.field.lift(value).entries)
+            digest = hashlib.sha256(self.field.key + content(entries)).digest()
+            loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
+            self.prints[name] = Print((entries.shape, digest), (entries.size, loose))
 
     def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
         """Note constant tables of which one size may read only a part, and which entries all sizes so far read."""
