@@ -59,15 +59,13 @@ def _weights(loaded: LoadedModel) -> _Weights:
     """Initializers and constants."""
     found: dict[str, tuple[str, onnx.TensorProto]] = {}
 
-    def digest(tensor: onnx.TensorProto) -> str:
-        values = read_tensor(loaded, tensor)
-        bits: Any = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
-        return repr((tensor.data_type, tuple(tensor.dims), hashlib.sha256(bits).hexdigest()))
-
     def read(graph: onnx.GraphProto, where: str) -> None:
         constants = ((node.output[0], value) for node in graph.node if (value := constant_of(node)) is not None)
         for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):
-            found[where + name] = digest(tensor), tensor
+            values = read_tensor(loaded, tensor)
+            bits: Any = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
+            content = tensor.data_type, tuple(tensor.dims), hashlib.sha256(bits).hexdigest()
+            found[where + name] = repr(content), tensor
         for node in graph.node:
             for name, body in subgraphs(node):
                 read(body, f"{where}{holder_name(node)}/{name}/")

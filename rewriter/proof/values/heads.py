@@ -127,10 +127,8 @@ class Regions:
                 before = self.masks.get(name, numbers)
                 self.masks[name] = before | numbers if before and numbers else frozenset()
                 # Scores of numbers up to 2^60, as far as they are piecewise linear functions.
-                scores = (
-                    x for each in reader.scores.get(name, ()) for x in _values(each, _FAR, -_FAR) if x is not None
-                )
-                if numbers and max(map(abs, scores), default=0) > -max(numbers):
+                ends = (x for each in reader.scores.get(name, ()) for x in _values(each, _FAR, -_FAR))
+                if numbers and max((abs(x) for x in ends if x is not None), default=0) > -max(numbers):
                     self.forgotten.append(name)
             far = all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
             self.far[name] = far and self.far.get(name, True)
