@@ -189,11 +189,9 @@ class _Anchors:
             return [] if is_end(each) else [operand for operand in side.makers[each].input if operand in side.data]
 
         for place, each in enumerate(reached([name], before)):
-            node, rows = side.makers.get(each), side.rows(each)
+            node = side.makers.get(each)
             if is_end(each):
-                ends.add(side.ids[each])
-                if each not in side.fixed and (rows is None or rows[1] != count):
-                    return f"'{each}' has other rows"
+                ends.add(side.ids[each])  # whose rows `_mixes` has counted
             elif node is None or place > _MOST_CONE:
                 return f"'{each}' is not what the original has"
             elif why := _mixes(side, node, each, count):
