@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -77,15 +77,15 @@ def bound(
     search = _Search(original, rewritten, end)
     upper = search.run(limit)
     lower, at = max(search.lower, 0.0), None if search.at is None else _float(search.at)
-    found = Bound(upper <= limit, limit, upper, lower, at, exact=search.exact, domain=domain, cells=search.cells)
-    if found.holds:
-        return found
+    reason = ""
     if lower > limit:
-        return replace(found, reason=f"differs by {lower:.3g} at y = {at:.9g}, more than {limit:.3g}")
-    if search.undefined is not None:
-        return replace(found, reason=f"is not defined at y = {_float(search.undefined):.9g}")
-    where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
-    return replace(found, reason=f"no bound below {upper:.3g} was found{where} in {search.cells} cells")
+        reason = f"differs by {lower:.3g} at y = {at:.9g}, more than {limit:.3g}"
+    elif search.undefined is not None:
+        reason = f"is not defined at y = {_float(search.undefined):.9g}"
+    elif upper > limit:
+        where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
+        reason = f"no bound below {upper:.3g} was found{where} in {search.cells} cells"
+    return Bound(upper <= limit, limit, upper, lower, at, search.exact, domain, search.cells, reason)
 
 
 @contextmanager
