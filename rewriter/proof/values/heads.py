@@ -64,7 +64,7 @@ from rewriter.proof.certificate.expressions import (
 from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.records import CEILINGS, TOPS, Claimed
 from rewriter.proof.values.prints import Fingerprints
-from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, unraveled, wide
+from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, wide
 
 MOST_LEAVES, _MOST_ENDS = 2, 8
 _DEEPEST = 100_000
@@ -488,7 +488,7 @@ class _Reader(Replacing):
         symbols = [leaf(place) for place in range(len(leaves))]
         # What lays the activation out keeps the order of its entries.
         flat = np.ravel_multi_index([*spot], self.values[layer.data].shape)
-        place = unraveled(int(flat), self.values[name].shape)
+        place = np.unravel_index(int(flat), self.values[name].shape)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
         # Other tensors may happen to be a leaf in the field, as (y + |y|) / 2 is where y is a square.
         mine = Walk(self, dict(here), leaves).at(name, place)

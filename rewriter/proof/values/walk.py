@@ -32,7 +32,7 @@ from rewriter.proof.certificate import expressions as ex
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, ordered
 from rewriter.proof.values.prints import Fingerprints
 
-Index = tuple[int, ...]
+Index = tuple[Any, ...]  # integers, numpy's too
 _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
@@ -225,7 +225,7 @@ class Walk:
             return ex.ZERO  # what is filled in
         source = int(np.searchsorted(ends, number))
         shape = given[source].shape
-        return self.at(node.input[source], unraveled(number - 1 - int(ends[source] - given[source].size), shape))
+        return self.at(node.input[source], np.unravel_index(number - 1 - int(ends[source] - given[source].size), shape))
 
     def _product(self, node: onnx.NodeProto, index: Index) -> Expression:
         """The sum of the products that are not 0; their second factor first, which is constant in a linear layer."""
@@ -274,7 +274,7 @@ class Walk:
         if call.get("keepdims", 1):
             index = tuple(i for axis, i in enumerate(index) if axis not in axes)
         numbers = flat(np.arange(x.size).reshape(x.shape), axes)[index]
-        return ex.total([self.at(node.input[0], unraveled(number, x.shape)) for number in numbers])
+        return ex.total([self.at(node.input[0], np.unravel_index(number, x.shape)) for number in numbers])
 
     def _call(self, node: onnx.NodeProto) -> Call:
         return Call(node, node.op_type, self._run.program.attributes(node), self._run)
@@ -298,11 +298,6 @@ class Walk:
         if node.op_type.startswith("Less"):
             x, y = y, x
         return ex.where(ex.sub(x, y), a, b) if node.op_type.endswith("OrEqual") else ex.where(ex.sub(y, x), b, a)
-
-
-def unraveled(number: int, shape: Sequence[int]) -> Index:
-    """The index of an entry from its place in order."""
-    return tuple(int(each) for each in np.unravel_index(number, shape))
 
 
 def aligned(index: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
