@@ -29,7 +29,7 @@ from models.variants import Variant, make_variant
 from rewriter.compare.graphs import renamed
 from rewriter.errors import RewriteError
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.proof.values.compare import compare
+from rewriter.proof.prove import prove
 from rewriter.text import one_line
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,7 +121,7 @@ def file_of_other(folder: Path, cell: Cell) -> Path:
 
 def judged(a: LoadedModel, b: LoadedModel) -> dict[str, Any]:
     """What the values of two models say, as a row of the results."""
-    found = compare(a, renamed(a, b, _by_position(a.proto.graph, b.proto.graph)))
+    found = prove(a, renamed(a, b, _by_position(a.proto.graph, b.proto.graph)))
     first = found.departure.first if found.departure is not None else None
     return {
         "same": found.certified,

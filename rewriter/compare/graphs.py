@@ -17,12 +17,11 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.compare import Change, GraphDifference
 from rewriter.errors import UsageError
-from rewriter.files.external import resolve
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, type_of
 from rewriter.graph.view import constant_of, holder_name, key_of, operator_of, opsets
-from rewriter.graph.walk import is_external, iter_nodes, subgraphs, with_names
+from rewriter.graph.walk import iter_nodes, subgraphs, with_names
 from rewriter.text import counted, decoded, quoted
 
 _REMARKS = ("unused opset", "metadata", "model")  # entries that do not affect the computation
@@ -31,8 +30,7 @@ _SIGNATURE = ("input", "output")
 
 def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
     """Compare two files. Raises ModelError."""
-    known: dict[tuple[int, ...], str] = {}
-    left, right = (_weights(model, known) for model in (a, b))
+    left, right = _weights(a), _weights(b)
     tensors = tuple(_weight_changes(a, b, left, right))
     every = [[*iter_nodes(model.proto.graph.node)] for model in (a, b)]
     bodies = (iter_nodes(function.node) for model in (a, b) for function in model.proto.functions)
@@ -57,23 +55,17 @@ _Weights = Mapping[str, tuple[str, onnx.TensorProto]]
 """By name, those of bodies behind the path to the body: a digest of type, shape and bits, and the tensor."""
 
 
-def _weights(loaded: LoadedModel, known: dict[tuple[int, ...], str]) -> _Weights:
-    """Initializers and constants; `known` are the digests of places in files that were read."""
+def _weights(loaded: LoadedModel) -> _Weights:
+    """Initializers and constants."""
     found: dict[str, tuple[str, onnx.TensorProto]] = {}
-
-    def digest(tensor: onnx.TensorProto) -> str:
-        place = resolve(tensor, loaded.base_dir).range if is_external(tensor) and loaded.base_dir is not None else ()
-        if place not in known:
-            values = read_tensor(loaded, tensor)
-            bits: Any = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
-            known[place] = hashlib.sha256(bits).hexdigest()
-        content = known[place] if place else known.pop(())
-        return repr((tensor.data_type, tuple(tensor.dims), content))
 
     def read(graph: onnx.GraphProto, where: str) -> None:
         constants = ((node.output[0], value) for node in graph.node if (value := constant_of(node)) is not None)
         for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):
-            found[where + name] = digest(tensor), tensor
+            values = read_tensor(loaded, tensor)
+            bits: Any = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
+            content = tensor.data_type, tuple(tensor.dims), hashlib.sha256(bits).hexdigest()
+            found[where + name] = repr(content), tensor
         for node in graph.node:
             for name, body in subgraphs(node):
                 read(body, f"{where}{holder_name(node)}/{name}/")

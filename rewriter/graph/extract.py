@@ -14,7 +14,7 @@ from math import prod
 import onnx
 
 from rewriter.graph.view import GraphView, needed
-from rewriter.graph.walk import reads
+from rewriter.graph.walk import reached, reads
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,12 @@ def with_outputs(model: onnx.ModelProto, view: GraphView, tensors: Sequence[str]
 
 def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> set[int]:
     """Indices of the nodes that `outputs` depend on, without going past the tensors in `stop`."""
-    found: set[int] = set()
-    pending = [name for name in outputs if name not in stop]
-    while pending:
-        index = view.producer.get(pending.pop())
-        if index is None or index in found:
-            continue
-        found.add(index)
-        pending.extend(name for name in reads(view.nodes[index]) if name not in stop)
-    return found
+
+    def before(index: int) -> set[int]:
+        return {view.producer[name] for name in reads(view.nodes[index]) if name in view.producer and name not in stop}
+
+    ends = {view.producer[name] for name in outputs if name in view.producer and name not in stop}
+    return {*reached(ends, before)}
 
 
 def _value(view: GraphView, name: str) -> onnx.ValueInfoProto:

@@ -19,7 +19,7 @@ import onnx
 import rewriter.evaluate.moves as rows
 from rewriter.evaluate.table import is_random
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
-from rewriter.graph.walk import own_names, reads, subgraphs
+from rewriter.graph.walk import own_names, reached, reads, subgraphs
 
 ONNX_DOMAINS = ("", "ai.onnx")  # spellings of the default operator domain
 
@@ -130,16 +130,12 @@ class GraphView:
 
     def back(self, tensor: str, through: Container[str], ends: Container[str] = ()) -> Iterator[str]:
         """Trace back through the operators `through` and return the distinct sources."""
-        pending, seen = [tensor], {tensor}
-        while pending:
-            name = pending.pop()
-            node = self.made_by(name)
-            if name in ends or node is None or node.op_type not in through:
-                yield name
-                continue
-            fresh = [each for each in dict.fromkeys(operands_of(node)) if each and each not in seen]
-            seen.update(fresh)
-            pending += fresh
+
+        def before(name: str) -> list[str]:
+            node = None if name in ends else self.made_by(name)
+            return [] if node is None or node.op_type not in through else [*filter(None, operands_of(node))]
+
+        return (name for name in reached([tensor], before) if not before(name))
 
     def routes(
         self, tensor: str, is_end: Callable[[onnx.NodeProto], bool], through: Passed, *, onward: bool = False

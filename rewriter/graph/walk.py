@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import chain, count
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import onnx
 
@@ -21,6 +21,7 @@ BODY = "#"
 """Separates a tensor's name from the number of its body, where several bodies define that name."""
 
 Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
+Reached = TypeVar("Reached")
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
@@ -96,6 +97,17 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 def reads(node: onnx.NodeProto) -> list[str]:
     """The tensors that a node may read, including captures of its subgraphs, in the same order in every run."""
     return [name for name in (*node.input, *sorted(captured_names(node), key=str)) if name]
+
+
+def reached(starts: Iterable[Reached], following: Callable[[Reached], Iterable[Reached]]) -> Iterator[Reached]:
+    """Yield the starts, and all that follows them, each once, before what follows it."""
+    pending, seen = [*starts], set[Reached]()
+    while pending:
+        each = pending.pop()
+        if each not in seen:
+            seen.add(each)
+            yield each
+            pending += following(each)
 
 
 def functions_with(

@@ -7,19 +7,21 @@ replaced and are not.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import onnx
 
+from rewriter.errors import UsageError
+from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
 from rewriter.graph.types import FLOATS, elem_name, type_of
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.proof.records import UNCLAIMED, Certificate, Claim, Claimed, Refusal
-from rewriter.proof.values.compare import compare
+from rewriter.proof.values.compare import Pair
 
 
 def prove(
@@ -34,12 +36,17 @@ def prove(
     isolate: bool = False,  # distinguish several differences of small models
 ) -> Certificate:
     """Prove that `rewritten`, which may have further outputs, computes those of `original`, or say where it differs."""
-    further: dict[str, Any] = {"limit": limit, "dims": dims, "longest": longest, "isolate": isolate}
-    further |= {"claims": claims, "blocks": blocks}
-    values = compare(original, rewritten, **further)
+    start = time.perf_counter()
+    try:
+        pair = Pair(
+            original, rewritten, claims=claims, blocks=blocks, limit=limit, dims=dims, longest=longest, isolate=isolate
+        )
+        values = pair.certificate()
+    except (Unsupported, UsageError) as error:  # the run will say, too, that no inputs can be generated
+        values = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
     refusals = (*_interface(original, rewritten), *_coarser(original, rewritten), *_unmet(original, rewritten, blocks))
     refusals = (*values.refusals, *refusals) if values.refuted else (*refusals, *values.refusals)
-    return replace(values, certified=not refusals, refusals=refusals)
+    return replace(values, certified=not refusals, refusals=refusals, seconds=time.perf_counter() - start)
 
 
 def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:
@@ -85,4 +92,4 @@ def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim
         old, new = (each[block.path].made_by(block.makes[0]) if block.path in each else None for each in (a, b))
         if old is not None and new is not None and (old.op_type, *old.input) == (new.op_type, *new.input):
             text = "reported as converted, but the original's activation is still there"
-            yield Refusal(block.output, block.output, block.name, text, settled=True, path=block.path)
+            yield Refusal(block.output, block.output, block.name, text, path=block.path)

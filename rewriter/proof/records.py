@@ -109,8 +109,6 @@ class Refusal:
     # whether the reason is a counterexample: a number at which a function is further off than is claimed, or, where
     # nothing is, than folded constants explain
     refuted: bool = False
-    # whether further reasons follow from it: another function, weights or operands
-    settled: bool = field(default=False, metadata={"json": ""})
     path: Path = ()  # the graph of the original
 
     @property

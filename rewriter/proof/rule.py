@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.proof.inputs.specs import is_float
+from rewriter.evaluate.arithmetic import is_float
 
 FACTOR = 16.0
 """Allowed error in units of the original's rounding: the noise is only a sample of rounding errors, and heads round a
@@ -84,7 +84,7 @@ def compared(
         changed = next((f"has {what} {other} instead of {own}" for what, own, other in kinds if own != other), "")
         if changed:
             return Judgement(name, np.inf, 0.0, 0.0, changed, case=place)
-    if not ours or not is_float(ours[0].dtype):
+    if not ours or not is_float(ours[0]):
         return replace(_exact(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wrong = misplaced(a, b, [other[number] for other in others])
@@ -165,14 +165,11 @@ def uncompared(values: Sequence[Array]) -> str:
 
 
 def largest_gap(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
-    """The largest |b - a| over all cases, where both are finite; infinite where shapes or strings differ."""
-    found = [0.0]
-    for a, b in zip(ours, theirs, strict=True):
-        if a.shape != b.shape or a.dtype.kind in "OUS":
-            found.append(0.0 if np.array_equal(a, b) else math.inf)
-        else:
-            found.append(magnitude(_differences(a, b)))
-    return max(found)
+    """The largest |b - a| over all cases, where both are finite; infinite where strings differ."""
+    pairs = [*zip(ours, theirs, strict=True)]
+    if any(a.dtype.kind in "OUS" for a, _ in pairs):
+        return 0.0 if all(np.array_equal(*pair) for pair in pairs) else math.inf
+    return max((magnitude(_differences(*pair)) for pair in pairs), default=0.0)
 
 
 def norm(values: Array) -> float:

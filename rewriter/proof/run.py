@@ -22,7 +22,7 @@ import onnx
 
 from rewriter.arrays import Array, tensors_of
 from rewriter.errors import UsageError, ValidationError
-from rewriter.evaluate.arithmetic import Floats, Unsupported, Value
+from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, with_norms_apart
@@ -33,7 +33,6 @@ from rewriter.graph.view import GraphView, Path, all_views, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.ort.sessions import Session, fits, open_session
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.rule import Results, magnitude
 from rewriter.text import counted, first_of, quoted
 
@@ -71,6 +70,11 @@ class Side:
         """A part of the main graph as a model; weights stay where they are."""
         return LoadedModel(extract(self.model.proto, self.main, part), None, self.model.base_dir, (), 0)
 
+    def with_outputs(self, tensors: Sequence[str]) -> LoadedModel:
+        """The model with further outputs, if these are none."""
+        proto = with_outputs(self.model.proto, self.main, tensors)
+        return self.model if proto is self.model.proto else replace(self.model, proto=proto, path=None)
+
 
 @dataclass(frozen=True)
 class Way:
@@ -92,11 +96,6 @@ class Ran:
     results: Results = ()
     cpu_nodes: tuple[str, ...] | None = ()
     defined: tuple[str, ...] = ()
-
-    def loaded(self, session: Session) -> None:
-        self.defined += session.defined
-        known = self.cpu_nodes is not None and session.cpu_nodes is not None
-        self.cpu_nodes = (*(self.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,17 +190,12 @@ def _run_part(
     refused: dict[int, str] = {}
     if not flow:
         return refused
-    if part is None:
-        proto = with_outputs(side.model.proto, side.main, wanted)
-        model = side.model if proto is side.model.proto else replace(side.model, proto=proto, path=None)
-        session = open_model(model, way.provider, optimise=way.optimise)
-        read = {value.name for value in proto.graph.input}
-        feeds = [{name: values[name] for name in values if name in read} for values in flow]
-    else:
-        model = side.extracted(part)
-        feeds = [fed(model, values) for values in flow]
-        session = open_model(model, way.provider, optimise=way.optimise, prepack=False)
-    ran.loaded(session)
+    model = side.with_outputs(wanted) if part is None else side.extracted(part)
+    feeds = [fed(model, values) for values in flow]
+    session = open_model(model, way.provider, optimise=way.optimise, prepack=part is None)
+    ran.defined += session.defined
+    known = ran.cpu_nodes is not None and session.cpu_nodes is not None
+    ran.cpu_nodes = (*(ran.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
     for index, values in enumerate(flow):
         try:
             values.update(session.run(feeds[index], over=over[index] if over else None))
@@ -225,15 +219,15 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
 def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a part of a model, in the types that it declares; types that inference left open are declared."""
     given: dict[str, Any] = {}
-    for declared in part.proto.graph.input:
+    for declared in (each for each in part.proto.graph.input if each.name in values):
         array, kind = values[declared.name], declared.type.tensor_type
         if isinstance(array, list):  # a sequence
             given[declared.name] = array
             declared.type.sequence_type.elem_type.tensor_type.elem_type = elem_type_of(np.asarray(*array[:1]))
             continue
-        if not kind.elem_type or not is_float(array.dtype):
+        if not kind.elem_type or not is_float(array):
             kind.elem_type = elem_type_of(array)
-        wanted = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if is_float(array.dtype) else array.dtype
+        wanted = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if is_float(array) else array.dtype
         given[declared.name] = np.asarray(array.astype(wanted, copy=False))
     return given
 
@@ -306,7 +300,7 @@ def misdeclared(side: Side, runs: ModelRuns) -> Iterator[str]:
 def _differing(one: Array, other: Array | None) -> Array:
     if other is None or one.shape != other.shape:
         return np.ones(one.shape, np.bool_)
-    if not is_float(one.dtype):
+    if not is_float(one):
         return np.asarray(one != other, np.bool_)
     with np.errstate(all="ignore"):
         a, b = (each.astype(np.float64) for each in (one, other))
@@ -329,7 +323,7 @@ def _array(value: object) -> object:
         return [_array(each) for each in value]
     if isinstance(value, Value):
         return value.entries
-    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value.dtype) else value
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value) else value
 
 
 def open_reference(model: LoadedModel) -> Callable[[Mapping[str, Array]], dict[str, Array]]:

@@ -18,6 +18,7 @@ import ml_dtypes
 import onnx
 
 from rewriter.errors import ValidationError
+from rewriter.evaluate.arithmetic import is_float
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import between
 from rewriter.graph.mixtures import EXPERTS
@@ -26,7 +27,7 @@ from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.inputs.cases import Case, Maker
-from rewriter.proof.inputs.specs import Kind, is_float
+from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
@@ -137,7 +138,8 @@ class Judge:
         of_blocks = {each.name for each in self.claims}
         refusals = [each for each in certificate.refusals if self.claims or each.refuted]
         refused: dict[bool, dict[str, None]] = {True: {}, False: {}}
-        for each in [each for each in refusals if each.settled] or refusals:  # others may follow from these
+        # Others may follow from a counterexample, and from a block that was not replaced.
+        for each in [each for each in refusals if each.refuted or each.node] or refusals:
             told = f"{'refuted' if each.refuted else 'not proved'}: {each.text}"
             text = each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}{told}"
             # A tolerance excuses refuted regions, unless they are claimed.
@@ -204,9 +206,7 @@ class Judge:
                 raise ValidationError(f"the rewritten model does not run: {error}") from error
             found = replace(self, longest=most).verdict()
             return replace(found, uncompared=(_SHORTER.format(most, error), *found.uncompared))
-        points: dict[Place, Point] = {}
-        for point in (*_noise(certificate, claims, old), *self.noise):
-            points.setdefault(point.place, point)
+        points = {each.place: each for each in reversed([*_noise(certificate, claims, old), *self.noise])}
         runs = {name: self._provider(name, (old, new), before, after, (*points.values(),)) for name in providers}
         failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
         uncompared = [text for each in runs.values() for text in each.uncompared]
@@ -278,7 +278,7 @@ class Judge:
         for (output, way), each in judged.items():
             exact = strict[output, way]
             where = "" if exact.case is None else f", input '{before.cases[exact.case].name}'"
-            floats = any(is_float(case[output].dtype) for case in old.results if output in case)
+            floats = any(is_float(case[output]) for case in old.results if output in case)
             if floats and each.proves_nothing and not exact.holds:
                 place = max(points, key=lambda point: point.error).place
                 coarsest = next((claim.name for claim in self.claims if claim.place == place), place[1])

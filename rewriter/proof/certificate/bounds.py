@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ SLACK = 1.0001
 FLOOR = 1e-15  # below this, a bound is not refined further: it is far below the rounding of every type but float64
 MOST_CELLS = 20_000  # cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400
 _ORDER = 8  # order of the Taylor series
+_LARGEST = rational(sys.float_info.max)
 _PRECISION = 128  # bits, besides those of |y|: far out, 1 + erf(y) cancels to nothing, times a large y
 
 
@@ -76,15 +77,15 @@ def bound(
     search = _Search(original, rewritten, end)
     upper = search.run(limit)
     lower, at = max(search.lower, 0.0), None if search.at is None else _float(search.at)
-    found = Bound(upper <= limit, limit, upper, lower, at, exact=search.exact, domain=domain, cells=search.cells)
-    if found.holds:
-        return found
+    reason = ""
     if lower > limit:
-        return replace(found, reason=f"differs by {lower:.3g} at y = {at:.9g}, more than {limit:.3g}")
-    if search.undefined is not None:
-        return replace(found, reason=f"is not defined at y = {_float(search.undefined):.9g}")
-    where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
-    return replace(found, reason=f"no bound below {upper:.3g} was found{where} in {search.cells} cells")
+        reason = f"differs by {lower:.3g} at y = {at:.9g}, more than {limit:.3g}"
+    elif search.undefined is not None:
+        reason = f"is not defined at y = {_float(search.undefined):.9g}"
+    elif upper > limit:
+        where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
+        reason = f"no bound below {upper:.3g} was found{where} in {search.cells} cells"
+    return Bound(upper <= limit, limit, upper, lower, at, search.exact, domain, search.cells, reason)
 
 
 @contextmanager
@@ -244,10 +245,7 @@ def _bits(piece: _Piece, low: fmpq, high: fmpq) -> int:
 
 def _float(number: fmpq) -> float:
     """The nearest finite float: 2^1024, the end of float64, is none."""
-    try:
-        return float(number)
-    except OverflowError:
-        return sys.float_info.max if number > 0 else -sys.float_info.max
+    return float(max(min(number, _LARGEST), -_LARGEST))
 
 
 def _rounded_up(number: arb) -> float:

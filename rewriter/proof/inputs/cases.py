@@ -63,11 +63,7 @@ def make_cases(model: onnx.ModelProto, *, few: bool = False, **options: Any) -> 
     with_past = (1, 1 if maker.branches else 2, 5), (1, 1, 9), (3, 1, 17)
     settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
     settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
-    # Settings collapse into one if the model fixes the dimensions in which they differ.
-    distinct: dict[object, Setting] = {}
-    for setting in settings:
-        distinct.setdefault(maker.key(setting), setting)
-    made = [maker.case(setting, number=number) for number, setting in enumerate(distinct.values())]
+    made = maker.cases(settings)
     if len(made) == 1:  # a fixed shape is tried with different values
         made += [maker.case(settings[0], number=number) for number in range(1, 3 if maker.texts else 2)]
         return tuple(Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(made, 1))
@@ -142,10 +138,14 @@ class Maker:
             if value < 0:
                 raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a non-negative number")
 
-    def key(self, setting: Setting) -> object:
-        """What distinguishes the inputs of a setting, other than their values."""
-        shapes, kinds = self.sizes(setting)
-        return (*shapes.values(), self.branches and setting[-1] > 0, self.cached and kinds[Kind.PAST])
+    def cases(self, settings: Sequence[Setting], first: int = 0) -> list[Case]:
+        """Cases with numbers from `first` on, fewer than settings where the model fixes sizes in which they differ."""
+        distinct: dict[object, Setting] = {}
+        for setting in settings:
+            shapes, kinds = self.sizes(setting)
+            key = (*shapes.values(), self.branches and setting[-1] > 0, self.cached and kinds[Kind.PAST])
+            distinct.setdefault(key, setting)
+        return [self.case(setting, number) for number, setting in enumerate(distinct.values(), first)]
 
     def sizes(self, setting: Setting) -> tuple[Mapping[str, tuple[int, ...]], Mapping[Kind, int]]:
         """The shape of each input in one case, and the size of each kind of dimension."""
@@ -175,7 +175,7 @@ class Maker:
     def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
         (batch, sequence, past), longest = setting, self.longest
-        past = pinned.get(Kind.PAST, past)
+        past = pinned.get(Kind.PAST, past if self.cached else 0)
         if longest is not None:
             # Positions beyond the table would be out of range; at least one new token must remain.
             past = min(past, max(longest - 1, 0))

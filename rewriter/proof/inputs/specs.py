@@ -126,11 +126,6 @@ def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
     return found if found.kind in "biu" or found.name in ("float16", "float32", "float64", "bfloat16") else None
 
 
-def is_float(dtype: np.dtype[np.generic]) -> bool:
-    """Whether `dtype` is a floating point type, bfloat16 included."""
-    return dtype.kind == "f" or dtype.name == "bfloat16"
-
-
 def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     name = quoted(value.name)
     kind = value.type.WhichOneof("value")
@@ -146,7 +141,7 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
         raise UsageError(f"input {name} has no declared shape: give its values with --inputs")
     # Some exporters write -1 or 0 for a dynamic dimension.
     shape = tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in tensor.shape.dim)
-    letter = _FLOATS if is_float(dtype) else dtype.kind
+    letter = dtype.kind if dtype.kind in _INTEGERS + _BOOL else _FLOATS
     role = next(r for pattern, kinds, r in _NAMES if letter in kinds and re.search(pattern, value.name.lower()))
     return InputSpec(value.name, dtype, shape, role, _kinds(value.name.lower(), shape, role))
 

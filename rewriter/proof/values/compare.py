@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +21,6 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Choice, Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
@@ -30,12 +28,10 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import GraphView, Place, all_views
 from rewriter.graph.walk import iter_nodes
-from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.accepted import SizeSearch
 from rewriter.proof.inputs.cases import Case, Maker, Setting
-from rewriter.proof.inputs.specs import Kind
-from rewriter.proof.records import TOPS, UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
+from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
@@ -44,7 +40,6 @@ from rewriter.proof.values.heads import (
     Region,
     Regions,
     Replacing,
-    allowance,
     distance,
     linear_leaf,
     proposals,
@@ -52,17 +47,13 @@ from rewriter.proof.values.heads import (
 from rewriter.proof.values.prints import Fingerprints, same_value
 from rewriter.proof.values.signs import Signs
 from rewriter.proof.values.uniform import EqualTensors, departs
-from rewriter.proof.values.walk import wide
+from rewriter.proof.values.walk import Kept, wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
 _BRIEF = ((2, 5, 3), (1, 7, 0))
 """What is tried of a large model that this tool rewrote, unless sizes turn out to matter."""
-_SMALL = ((1, 3, 2), (1, 3, 0))
-"""The size at which heads are read; and without a past, for models with a branch for that."""
-_CHOICES = 12
-"""How often a model with branches is evaluated there until all of them were, twice where no sign decides."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
@@ -98,17 +89,14 @@ class Reading:
         return Field(modulus, key, snaps=self.snaps, products=products, low=self.low)
 
 
-def points(maker: Maker, settings: Sequence[Setting], longest: int | None = None, first: int = 0) -> list[Case]:
-    """Inputs of several sizes, of at most `longest` tokens, past ones included; fewer where the model fixes them."""
-    found: dict[object, Case] = {}
-    maker = maker.changed(most=longest)
-    for number, (batch, most, past) in enumerate(settings, first):  # the number varies flags
-        tokens = min(most, longest or most)
-        cached = batch, tokens, min(past, (longest or tokens + past) - tokens) if maker.cached else 0
-        case = maker.case(cached, number)
-        key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
-        found.setdefault(key, case)
-    return list(found.values())
+Drawn = tuple[Modulus, bytes, Case]
+"""Inputs, and the prime and the key that they are evaluated with."""
+
+
+def at_random(cases: Sequence[Case]) -> list[Drawn]:
+    """A prime for some inputs, and a key for each."""
+    modulus = Modulus()
+    return [(modulus, secrets.token_bytes(16), case) for case in cases]
 
 
 def _readings(double: bool) -> Sequence[Reading]:
@@ -118,30 +106,6 @@ def _readings(double: bool) -> Sequence[Reading]:
         Reading(snaps=True, folds=True), Reading(snaps=True, in_reals=True, folds=True),
         Reading(low=low), Reading(snaps=True, low=low), Reading(in_reals=True, low=low),
     )  # fmt: skip
-
-
-def compare(a: LoadedModel, b: LoadedModel, **options: Any) -> Certificate:
-    """Whether `b`, which may have further outputs and lack inputs, computes the outputs of `a` at the sizes tried.
-
-    The `options` are those of `rewriter.proof.prove.prove`. Where no inputs can be generated, nothing is proved.
-    """
-    start = time.perf_counter()
-    try:
-        pair = _Pair(a, b, **options)
-        found = pair.compared()
-        if pair.unable and not found.certified and pair.resized():
-            found = pair.compared()
-        if pair.unable and not found.certified and not departs(pair.a, pair.b):
-            found = Certificate(certified=True)
-    except (Unsupported, UsageError) as error:  # the run will say, too, that no inputs can be generated
-        found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
-    return replace(found, seconds=time.perf_counter() - start)
-
-
-def _far(pairs: Sequence[tuple[Array, Array]]) -> bool:
-    """Whether some values of an output are far from the others; ones near 0 are measured on the largest."""
-    least = _NEAR_ZERO * max(magnitude(x) for x, _ in pairs)
-    return any(misplaced(x, y).any() or relative_error(x, y, max(norm(x), least)) > _GROSS for x, y in pairs)
 
 
 def _one_result(
@@ -170,7 +134,7 @@ def _one_result(
     return found
 
 
-class _Pair:
+class Pair:
     """Two models, and what is known of them so far."""
 
     def __init__(
@@ -178,22 +142,23 @@ class _Pair:
         blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, dims: Mapping[str, int] | None = None,
         longest: int | None = None, isolate: bool = False,
     ) -> None:  # fmt: skip
-        """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
+        """Two models, and the options of `rewriter.proof.prove.prove`.
+
+        Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`.
+        """
         self.a, self.b = Program(a, other=b.proto), Program(b)
-        self._maker, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
+        self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
+        self._maker = self._any_length.changed(most=longest)
         self._large = large = max(a.size, b.size) > _SMALL_MODEL
         self._settings: Sequence[Setting] = (
             SETTINGS if not large else _BRIEF if claims and not longest else SETTINGS[::2]
         )
-        self.points = points(self._maker, self._settings, longest)  # at which A can be evaluated
-        self._small = self._drawn_small()
-        self._sizes: Mapping[Kind, int] = {}
+        self.points = self._maker.cases(self._settings)  # at which A can be evaluated
         self.outputs = [value.name for value in a.proto.graph.output]
         outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
         self._readings = _readings(onnx.TensorProto.DOUBLE in outputs)
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
         self._claims, self._limit = claims or {}, limit
-        self._views = all_views(self.a.proto)
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._reason, self._refuted = "", ""
@@ -220,11 +185,13 @@ class _Pair:
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
-    def _drawn_small(self) -> list[list[Case]]:
-        """Small inputs at which heads are read: with flags that may choose what is evaluated, and signs that may."""
-        bodies = any(node.op_type == "If" for node in iter_nodes(self.a.graph.node))
-        settings = _SMALL[: 1 + self._maker.branches]
-        return [points(self._maker, settings, self._most, number) for number in range(_CHOICES if bodies else 1)]
+    def certificate(self) -> Certificate:
+        """Whether B computes the outputs of A at the sizes tried, and at every size."""
+        found = self.compared()
+        if self.unable and not found.certified and self.resized():
+            found = self.compared()
+        same = self.unable and not found.certified and not departs(self.a, self.b)
+        return Certificate(certified=True) if same else found
 
     def resized(self) -> bool:
         """Whether A can be evaluated at sizes that it hides, such as those of its images; then take them."""
@@ -234,9 +201,9 @@ class _Pair:
 
         found = SizeSearch(self._maker, refusals).found() if any(refusals(self.points)) else []
         for sizes in found[:1]:
-            self._maker, self._sizes = self._maker.changed(kinds=sizes), sizes
-            self.points = points(self._maker, self._settings[:2], self._most)
-            self._small, self._heads, self.unable = self._drawn_small(), {}, False
+            self._maker = self._maker.changed(kinds=sizes)
+            self.points = self._maker.cases(self._settings[:2])
+            self._heads, self.unable = {}, False
         return bool(found)
 
     def compared(self) -> Certificate:
@@ -255,8 +222,7 @@ class _Pair:
             while (
                 (more := len(rounds) < _ROUNDS or self._few_signs())  # a sign is a coin, which may decide
                 and len(rounds) < _MOST_ROUNDS
-                and (found := self._round(reading, [self._round_of(len(rounds) + k) for k in range(at_once)]))
-                is not None
+                and (found := self._round(reading, [self._drawn(len(rounds) + k) for k in range(at_once)])) is not None
             ):
                 rounds += [found] * at_once
             if more and len(rounds) >= _MOST_ROUNDS:
@@ -267,7 +233,7 @@ class _Pair:
                 far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
                 if not far and self._settings is _BRIEF and self._tried_only():
                     self._settings = SETTINGS[::2]
-                    self.points = points(self._maker, self._settings, self._most)
+                    self.points = self._maker.cases(self._settings)
                     return self.compared()
                 if not far:
                     return self._equal(reading, rounds, regions)
@@ -280,7 +246,6 @@ class _Pair:
             original=self._refuted or self._about,
             reason=named or self._reason,
             refuted=bool(self._refuted),
-            settled=bool(self._refuted),
         )
         return Certificate(
             certified=False, refusals=(why,), departure=departing, unable=self.unable and not self._differ
@@ -294,30 +259,24 @@ class _Pair:
         known = self._alike.of_a, self._alike.of_b
         return any(each.fewest(*names) < _COINS for each, names in zip(self._signs, known, strict=True))
 
-    def _round_of(self, number: int) -> list[Case]:
-        """The points of a round; one where there are more than the usual rounds of a large model."""
-        drawn = self._drawn(number)
-        return drawn[:1] if self._large and number >= _ROUNDS else drawn
-
     def _takes_more(self, reading: Reading) -> str:
         """Why B takes more tokens than it says; empty where it fails at more."""
-        if self._most is None or self._most >= _LONGEST or self._sizes:
+        if self._most is None or self._most >= _LONGEST or self._maker.kinds:
             return ""
-        (further,) = points(self._maker, [(1, self._most + 1, 0)])
-        tried = [[value.shape for value in each.feeds.values()] for each in (further, *self.points)]
-        if tried[0] in tried[1:]:
+        further = self._any_length.case((1, self._most + 1, 0))
+        if not self._is_new(further):
             return ""
-        _, (failed,) = self._evaluated(self.b, [(Modulus(), secrets.token_bytes(16))], [further], reading)
+        _, (failed,) = self._evaluated(self.b, at_random([further]), reading)
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
     def _drawn(self, number: int) -> list[Case]:
-        """The sizes with other values of integers, which are what they say, unlike floats."""
+        """The sizes with other values of integers, unlike those of floats; one in further rounds of a large model."""
         maker = self._maker.changed(seed=secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
-        drawn = points(maker, self._settings, self._most, number)
+        drawn = maker.cases(self._settings, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
         self.points = [each for each in drawn if each.name in sizes] + further
-        return self.points
+        return self.points[:1] if self._large and number >= _ROUNDS else self.points
 
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
@@ -326,11 +285,10 @@ class _Pair:
         return max(found, key=lambda each: each.matched, default=None)
 
     def _departing(self, reading: Reading, case: Case) -> Departure:
-        modulus, key = Modulus(), secrets.token_bytes(16)
+        point = at_random([case])
 
-        def evaluate(program: Program, replaced: Mapping[str, Value], *, keep: bool = False) -> Fingerprints:
-            given = program, [(modulus, key)], [case], reading
-            return self._evaluated(*given, printing=True, keep=keep, replaced=replaced)[0][0]
+        def evaluate(program: Program, replaced: Mapping[str, Value], **options: Any) -> Replacing:
+            return self._evaluated(program, point, reading, printing=True, replaced=replaced, **options)[0][0]
 
         a, b = evaluate(self.a, {}), evaluate(self.b, {})
 
@@ -341,7 +299,7 @@ class _Pair:
         self._about = next((each.output for each in wrong), self._about)
         if not self._isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
-        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=True))
+        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, whole=True))
 
     def _equal(
         self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...]
@@ -365,25 +323,23 @@ class _Pair:
         """
         if self._claims and reading not in self._heads:
             self._read_heads(reading)
-        cases = [case for each in draws for case in each]
-        keys = [(modulus, secrets.token_bytes(16)) for each in draws for modulus in [Modulus()] * len(each)]
-
-        ours, failed = self._evaluated(self.a, keys, cases, reading)
+        drawn = [point for each in draws for point in at_random(each)]
+        ours, failed = self._evaluated(self.a, drawn, reading)
         if all(failed):
             self.unable = True
             self._reason = f"the first model cannot be evaluated: {failed[0]}"
             return None
         if any(failed):  # sizes that it does not take
-            refused = [id(case) for case, why in zip(cases, failed, strict=True) if why]
+            refused = [id(case) for (*_, case), why in zip(drawn, failed, strict=True) if why]
             self.points = [case for case in self.points if id(case) not in refused]
         kept = [place for place, why in enumerate(failed) if not why]
-        ours, cases, keys = [ours[k] for k in kept], [cases[k] for k in kept], [keys[k] for k in kept]
-        theirs, failed = self._evaluated(self.b, keys, cases, reading)
+        ours, drawn = [ours[k] for k in kept], [drawn[k] for k in kept]
+        theirs, failed = self._evaluated(self.b, drawn, reading)
         if any(failed):
             self.unable = True
             self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
             return None
-        for a, b, case in zip(ours, theirs, cases, strict=True):
+        for a, b, (*_, case) in zip(ours, theirs, drawn, strict=True):
             differing = self._differing(a, b)
             if differing and reading not in self._heads and self._read_heads(reading):
                 return self._round(reading, draws)
@@ -395,7 +351,7 @@ class _Pair:
                 self._reason = "".join([f"output '{differing[0]}' has other values", *unread])
                 return None
         self._partly = self._read_in_part(ours, theirs)
-        further = self._longer(theirs) if self._partly and len(cases) > 1 else None
+        further = self._longer(theirs) if self._partly and len(drawn) > 1 else None
         if further is not None:
             self.points.append(further)
             return self._round(reading, [[*each, further] for each in draws])
@@ -405,8 +361,8 @@ class _Pair:
         self._signs[1].add(theirs)
         unfit = (
             self._unfit(reading, ours, theirs)
-            or self._decided_otherwise(reading, ours, theirs, cases)
-            or self._never_compared(reading, ours, theirs, cases)
+            or self._decided_otherwise(reading, ours, theirs, drawn)
+            or self._never_compared(reading, ours, theirs, drawn)
         )
         self._reason = unfit or self._reason
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
@@ -414,29 +370,24 @@ class _Pair:
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
-        pairs = dict[str, list[tuple[Array, Array]]]()
         cases = self.points[:1] if self._large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, _DRAWS)]
-        ours = [Evaluator(self.a, Floats(), case.feeds) for case in cases]
-        theirs = [Evaluator(self.b, Floats(), case.feeds) for case in cases]
-        if any(in_step(ours)) or any(in_step(theirs)):
+        runs = [[Evaluator(each, Floats(), case.feeds) for case in cases] for each in (self.a, self.b)]
+        if any(why for each in runs for why in in_step(each)):
             return ""  # an operator without a float64 form
-        for a, b in zip(ours, theirs, strict=True):
-            for name in self.outputs:
-                x, y = a.outputs()[name], b.outputs()[name]
-                if isinstance(x, Value) and isinstance(y, Value):
-                    pairs.setdefault(name, []).append((x.entries, y.entries))
-        far = next((name for name, each in pairs.items() if _far(each)), None)
-        return "" if far is None else f"output '{far}' has other numbers in float64"
+        made = [[run.outputs() for run in each] for each in runs]
+        for name in self.outputs:
+            pairs = [(x[name], y[name]) for x, y in zip(*made, strict=True)]
+            found = [(x.entries, y.entries) for x, y in pairs if isinstance(x, Value) and isinstance(y, Value)]
+            least = _NEAR_ZERO * max((magnitude(x) for x, _ in found), default=0.0)
+            if any(misplaced(x, y).any() or relative_error(x, y, max(norm(x), least)) > _GROSS for x, y in found):
+                return f"output '{name}' has other numbers in float64"
+        return ""
 
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
         """Look for activations that became heads; whether there are any."""
-
-        def make() -> tuple[Field, Field]:
-            modulus, key = Modulus(), secrets.token_bytes(16)
-            return reading.field(modulus, key), reading.field(modulus, key)
-
-        found = self._heads[reading] = proposals(self.a, self.b, make, self._small, in_reals=reading.in_reals)
+        found = proposals(self.a, self.b, reading.field, self._maker, in_reals=reading.in_reals)
+        self._heads[reading] = found
         return bool(found.regions)
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
@@ -445,72 +396,68 @@ class _Pair:
         if found.forgotten:
             self._reason = f"what masks the scores of '{found.forgotten[0]}' is smaller than a score may be"
             return None
-        bounds = [(region, self._distance(region)) for region in found.regions.values()]
-        for region, bound in bounds:
+        certified = [self._certified(region) for region in found.regions.values()]
+        for region, bound in zip(found.regions.values(), (each.bound for each in certified), strict=True):
             if not bound.holds:
                 self._reason, self._about = f"{bound.reason} (the activation {region.output})", region.output
                 if bound.at_least > bound.limit and self._takes_every_number(region.leaves[0]):
                     self._refuted = region.output
                 return None
-        return tuple(self._certified(*each) for each in bounds)
-
-    def _view_of(self, name: str) -> GraphView:
-        return next((each for each in self._views if each.made_by(name) is not None), self._views[0])
+        return tuple(certified)
 
     def _takes_every_number(self, name: str) -> bool:
         """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
-        while (node := self._view_of(name).made_by(name)) is not None and node.op_type in (*MOVES, "Cast"):
+        while (node := self.a.makers.get(name)) is not None and node.op_type in (*MOVES, "Cast"):
             name = node.input[0]
         return node is None or node.op_type in UNLIMITED
 
     @cached_property
-    def _place_of(self) -> Mapping[str, Place]:
-        """Where the tensors of bodies are in the model with its own names."""
-        views = zip(all_views(self.a.proto), all_views(self.a.named), strict=True)
-        nodes = ((own.path, *pair) for new, own in views for pair in zip(new.nodes, own.nodes, strict=True))
-        return {a: (path, b) for path, x, y in nodes if path for a, b in zip(x.output, y.output, strict=True)}
+    def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
+        """The graphs of A, as they are evaluated and with their own names."""
+        return [*zip(all_views(self.a.proto), all_views(self.a.named), strict=True)]
 
-    def _place(self, name: str) -> Place:
-        return self._place_of.get(name, ((), name))
+    def _found(self, name: str) -> tuple[GraphView, Place]:
+        """The graph of A that computes a tensor, and its place by its own name."""
+        for view, own in self._views:
+            if node := view.made_by(name):
+                return view, (own.path, own.nodes[view.producer[name]].output[[*node.output].index(name)])
+        return self._views[0][0], ((), name)
 
-    def _elem_type(self, name: str) -> int:
-        return self._view_of(name).type_of(name).elem_type or onnx.TensorProto.FLOAT
-
-    def _distance(self, region: Region) -> Bound:
+    def _certified(self, region: Region) -> CertifiedRegion:
+        """A region with its bound, which may not hold."""
         named = [region.output]  # and what only lays it out in another way
         for name in named:
-            named += [node.output[0] for node in self._view_of(name).readers(name) if node.op_type in SAME_NUMBERS]
-        claim = next((self._claims[place] for place in map(self._place, named) if place in self._claims), None)
-        elem_types = [self._elem_type(each) for each in (region.output, region.leaves[0])]
-        return distance(region, *allowance(claim, elem_types, self._limit), TOPS[elem_types[1]])
-
-    def _certified(self, region: Region, bound: Bound) -> CertifiedRegion:
-        value, (path, output) = linear_leaf(region), self._place(region.output)
-        leaves = [self._place(each)[1] for each in region.leaves]
+            readers = self._found(name)[0].readers(name)
+            named += [node.output[0] for node in readers if node.op_type in SAME_NUMBERS]
+        claim = next((self._claims[place] for _, place in map(self._found, named) if place in self._claims), None)
+        ends = [(name, *self._found(name)) for name in (region.output, *region.leaves)]
+        elem_types = [view.type_of(name).elem_type or onnx.TensorProto.FLOAT for name, view, _ in ends]
+        (path, output), *leaves = (place for *_, place in ends)
+        value = linear_leaf(region)
         return CertifiedRegion(
             original=output,
             rewritten=output,
             path=path,
-            leaves=tuple(name for place, name in enumerate(leaves) if place != value),
-            linear_in=None if value is None else leaves[value],
-            elem_type=self._elem_type(region.output),
+            leaves=tuple(name for place, (_, name) in enumerate(leaves) if place != value),
+            linear_in=None if value is None else leaves[value][1],
+            elem_type=elem_types[0],
             nodes=len(ordered(region.rewritten)),
-            bound=bound,
+            bound=distance(region, claim, self._limit, elem_types),
             functions=tuple(tuple(listing(wide(each))) for each in (region.original, region.rewritten)),
             tokens=self._most,
         )
 
     def _evaluated(
-        self, program: Program, keys: Sequence[tuple[Modulus, bytes]], cases: Sequence[Case], reading: Reading,
-        signs: Sequence[Iterable[int]] = (), turn: int = -1, **further: Any,
+        self, program: Program, drawn: Sequence[Drawn], reading: Reading, signs: Sequence[Iterable[int]] = (),
+        turn: int = -1, **further: Any,
     ) -> tuple[list[Replacing], list[str]]:  # fmt: skip
         """One evaluation for each point, run in step, the first of a reading with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
         options: dict[str, Any] = {"cover": self.cover, "in_reals": reading.in_reals}
         made: list[Replacing] = []
-        for place, (key, case) in enumerate(zip(keys, cases, strict=True)):
-            f = reading.field(*key, () if ours else self._products)
+        for place, (modulus, key, case) in enumerate(drawn):
+            f = reading.field(modulus, key, () if ours else self._products)
             f.turned, f.turn = frozenset(signs[place] if signs else ()), turn
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
@@ -537,9 +484,9 @@ class _Pair:
     @cached_property
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
-        run = Fingerprints(self.a, Field(Modulus(), secrets.token_bytes(16)), self.points[0].feeds, keep=True)
+        run = Kept(self.a, Field(Modulus(), secrets.token_bytes(16)), self.points[0].feeds, printing=False)
         in_step([run])
-        return folded(self.a, self.b, {n: x for n, x in run.kept.items() if isinstance(x, np.ndarray)})
+        return folded(self.a, self.b, {n: x for n, x in run.values.maps[0].items() if isinstance(x, np.ndarray)})
 
     def _differing(self, a: Fingerprints, b: Fingerprints) -> list[str]:
         """The outputs of A whose values B does not have."""
@@ -550,11 +497,13 @@ class _Pair:
         """Constant tables of B, with their shapes, that A lacks and that were not read whole."""
         known = {key for each in a for key in each.partial}
         read = {key: table for each in b for key, table in each.partial.items() if key not in known}
-        read = {key: table for key, table in read.items() if not (key in self.cover and self.cover[key].all())}
-        if read:
-            ours = {*map(content, self.a.constants().values())}
-            read = {key: table for key, table in read.items() if key not in ours}
-        return dict(read.values())
+        partly = (key for key in read if not (key in self.cover and self.cover[key].all()))
+        return dict(read[key] for key in partly if key not in self._tables)
+
+    @cached_property
+    def _tables(self) -> set[bytes]:
+        """The contents of A's constants."""
+        return {*map(content, self.a.constants().values())}
 
     def _longer(self, b: Sequence[Fingerprints]) -> Case | None:
         """A size that may read the tables whole; None where that takes too much, or was tried."""
@@ -563,9 +512,13 @@ class _Pair:
         entries = max(each.largest for each in b) * (length / _LONGEST) ** 2
         if length <= _LONGEST or entries > _MOST_ENTRIES:
             return None
-        (point,) = points(self._maker, [(1, length, 0)], self._most)
-        shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]
-        return None if shapes[0] in shapes[1:] else point
+        point = self._maker.case((1, length, 0))
+        return point if self._is_new(point) else None
+
+    def _is_new(self, case: Case) -> bool:
+        """Whether no point has inputs of these sizes."""
+        shapes = [[value.shape for value in each.feeds.values()] for each in (case, *self.points)]
+        return shapes[0] not in shapes[1:]
 
     def _unfit(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
         """Why equal values prove nothing; empty if they do."""
@@ -575,8 +528,7 @@ class _Pair:
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         chosen = {key: name for each in b for key, name in each.chosen.items()}
-        there = {*map(content, self.a.constants().values())} if chosen else ()
-        new = next((name for key, name in chosen.items() if key not in there), None)
+        new = next((name for key, name in chosen.items() if key not in self._tables), None)
         if new is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
         # Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
@@ -605,14 +557,13 @@ class _Pair:
         return ""
 
     def _never_compared(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
     ) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
         Comparisons of both models that always have the same result get the other one, in every combination; so do
         comparisons in branches that are then taken. A combination that cannot be evaluated is skipped.
         """
-        keys = [(each.field.modulus, each.field.key) for each in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
@@ -628,14 +579,14 @@ class _Pair:
                 tried.add(both[0])
                 made = list[list[Replacing]]()
                 for program, turned in zip((self.a, self.b), both, strict=True):
-                    runs, failed = self._evaluated(program, keys, cases, reading, turned=turned)
+                    runs, failed = self._evaluated(program, drawn, reading, turned=turned)
                     made += [] if any(failed) else [runs]
                 if len(made) == len(both):
                     pending.append((*both, made[0], made[1]))
         return ""
 
     def _decided_otherwise(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], cases: Sequence[Case]
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
     ) -> str:
         """Why equal values prove nothing: a sign that one model alone takes decides them; empty if none does.
 
@@ -648,8 +599,7 @@ class _Pair:
             if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
                 return _COIN
             for turn in (-1, 0):
-                keys = [(each.field.modulus, each.field.key) for each in own]
-                turned, failed = self._evaluated(program, keys, cases, reading, signs=apart, turn=turn)
+                turned, failed = self._evaluated(program, drawn, reading, apart, turn)
                 pairs = zip(turned, theirs, strict=True) if program is self.a else zip(ours, turned, strict=True)
                 if any(failed) or any(self._differing(x, y) for x, y in pairs):
                     return _COIN

@@ -5,7 +5,7 @@ Names and operators do not matter: a tensor of B has a partner where a tensor of
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,11 +13,12 @@ from typing import Any
 
 import onnx
 
-from rewriter.evaluate.arithmetic import Value
+from rewriter.evaluate.arithmetic import Value, content
 from rewriter.graph.view import label, operator_of
-from rewriter.graph.walk import reads, subgraphs
-from rewriter.proof.values.folds import Contents
+from rewriter.graph.walk import reached, reads, subgraphs
+from rewriter.proof.values.folds import contents
 from rewriter.proof.values.prints import Fingerprints
+from rewriter.proof.values.walk import Kept
 from rewriter.text import counted, one_line, quoted
 
 _SHOWN = 6  # names and nodes listed in one place
@@ -95,7 +96,7 @@ class Departure:
         return found
 
 
-def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerprints) -> Departure:
+def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Kept) -> Departure:
     """As `departure`, but downstream of a difference further ones are distinguished.
 
     Where B departs, A is evaluated again with B's value in place of one of its own tensors: the one that lets the most
@@ -108,7 +109,7 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerpri
         pairs = partners(a, b)
         agreeing, best = len(pairs) + 1, None
         for theirs, ours in _proposals(_Graph(a, partners(b, a)), _Graph(b, pairs)):
-            value = b.kept[theirs]
+            value = b.field.lift(b.values[theirs])
             tried = replaced | {ours: Value(value.entries.reshape(a.prints[ours].exact[0]), whole=value.whole)}
             again, left = evaluate(tried), left - 1
             if len(partners(again, b)) > agreeing:
@@ -128,7 +129,7 @@ def _proposals(a: _Graph, b: _Graph) -> list[tuple[str, str]]:
     if node is None:
         return []
     theirs = b.lost(node)[0]
-    size = b.prints.prints[theirs].loose[0] if isinstance(b.prints.kept[theirs], Value) else None
+    size = b.prints.prints[theirs].loose[0]
     apart = (a.nodes[place] for region in a.regions if not a.converges(region) for place in region)
     ours = {name for node in apart for name in a.lost(node) if a.prints.prints[name].loose[0] == size}
     return [(theirs, name) for name in sorted(ours, key=lambda name: (name != theirs, a.makers[name]))[:_PROPOSED]]
@@ -218,31 +219,25 @@ class _Graph:
     @cached_property
     def regions(self) -> list[list[int]]:
         """Nodes connected by tensors without partners."""
-        leader = list(range(len(self.nodes)))
-
-        def top(place: int) -> int:
-            while leader[place] != place:
-                leader[place] = leader[leader[place]]
-                place = leader[place]
-            return place
-
-        members = set[int]()
+        links = defaultdict[int, set[int]](set)
         for name in self.data:
-            if name in self.makers and self.keys([name]) & self.planted:
-                maker = self.makers[name]
+            maker = self.makers.get(name)
+            if maker is None:
+                continue
+            if self.keys([name]) & self.planted:
                 if not self.keys([name]) & self.keys(self.operands(self.nodes[maker])):  # it does not only move entries
-                    members.add(maker)
-            elif name not in self.pairs and name in self.makers:
-                maker = self.makers[name]
-                members.add(maker)
-                for reader in self.readers.get(name, ()):
-                    if any(each in self.known for each in self.nodes[reader].output):
-                        members.add(reader)
-                        leader[top(reader)] = top(maker)
-        groups: dict[int, list[int]] = {}
-        for place in sorted(members):
-            groups.setdefault(top(place), []).append(place)
-        return list(groups.values())
+                    links[maker].add(maker)
+            elif name not in self.pairs:
+                for place in (maker, *self.readers.get(name, ())):
+                    if not self.known.isdisjoint(self.nodes[place].output):
+                        links[maker].add(place)
+                        links[place].add(maker)
+        groups, seen = list[list[int]](), set[int]()
+        for place in sorted(links):
+            if place not in seen:
+                groups.append(sorted(reached([place], links.__getitem__)))
+                seen.update(groups[-1])
+        return groups
 
     def boundary(self, region: Sequence[int]) -> tuple[list[str], list[str], list[str]]:
         """Tensors with partners that a region reads and computes, and the model's outputs that it reaches without."""
@@ -289,12 +284,12 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
 
 def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> list[str]:
     """The constants that a node reads and A does not have, in any shape and transposed."""
-    stated, known = b.program.constants(), Contents(a.program.constants().values())
+    stated, known = b.program.constants(), contents(a.program.constants().values())
     computed = {each.loose for each in a.prints.values()}
 
     def lacking(name: str) -> bool:
         if name in stated:
-            return not known.has(stated[name])
+            return content(stated[name].reshape(-1)) not in known
         return name in b.prints and name not in b.data and b.prints[name].loose not in computed
 
     return [*filter(lacking, dict.fromkeys(node.input))]

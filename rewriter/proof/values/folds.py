@@ -52,8 +52,8 @@ class Fold:
 def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, Fold]:
     """The constants of B that A lacks and that are roundings; `computed` is what A computes of constants, by name."""
     ours = _float32(a.constants())
-    known = Contents(ours.values())
-    lost = {name: y for name, y in _float32(b.constants()).items() if _rounds(y) and not known.has(y)}
+    known, theirs = contents(ours.values()), _float32(b.constants())
+    lost = {name: y for name, y in theirs.items() if _rounds(y) and content(y.reshape(-1)) not in known}
     if not lost:
         return {}
     made = {name: x for name, x in _float32(computed).items() if name not in ours}
@@ -93,28 +93,9 @@ def _rounds(y: Array) -> bool:
     return not bool((y == y.flat[0]).all()) and bool(np.isfinite(y).all())
 
 
-class Contents:
-    """Arrays by their content, in any shape, or transposed if they are matrices."""
-
-    def __init__(self, arrays: Iterable[Array]) -> None:
-        self._by_sample: dict[object, list[Array]] = {}
-        for x in arrays:
-            for view in _views(x):
-                self._by_sample.setdefault(self._key(view), []).append(view)
-        self._digests: dict[object, set[bytes]] = {}
-
-    def has(self, y: Array) -> bool:
-        key = self._key(y)
-        like = self._by_sample.get(key, [])
-        if len(like) < 2:
-            return any(np.array_equal(x.reshape(-1), y.reshape(-1)) for x in like)
-        if key not in self._digests:
-            self._digests[key] = {content(x.reshape(-1)) for x in like}
-        return content(y.reshape(-1)) in self._digests[key]
-
-    @staticmethod
-    def _key(x: Array) -> object:
-        return x.size, x[_sample(x.shape)].tobytes()
+def contents(arrays: Iterable[Array]) -> set[bytes]:
+    """Digests of arrays as vectors; of a matrix, also of the transposed one."""
+    return {content(view.reshape(-1)) for x in arrays for view in _views(x)}
 
 
 def _views(x: Array) -> list[Array]:

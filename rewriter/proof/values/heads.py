@@ -15,6 +15,7 @@ can only leave a pair undecided, because a wrong F_A is not what A computes, and
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -29,13 +30,23 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, Field, Unsupported, Value, content, distinct, is_float
+from rewriter.evaluate.arithmetic import (
+    FARTHEST,
+    INFINITE,
+    Field,
+    Modulus,
+    Unsupported,
+    Value,
+    content,
+    distinct,
+    is_float,
+)
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
 from rewriter.evaluate.table import ELEMENTWISE
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
-from rewriter.graph.walk import iter_nodes, subgraphs
+from rewriter.graph.walk import iter_nodes, reached, subgraphs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import (
     ONE,
@@ -50,21 +61,26 @@ from rewriter.proof.certificate.expressions import (
     sub,
     total,
 )
-from rewriter.proof.inputs.cases import Case
-from rewriter.proof.records import CEILINGS, Claimed
+from rewriter.proof.inputs.cases import Maker
+from rewriter.proof.records import CEILINGS, TOPS, Claimed
 from rewriter.proof.values.prints import Fingerprints
-from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, unraveled, wide
+from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, wide
 
 MOST_LEAVES, _MOST_ENDS = 2, 8
 _DEEPEST = 100_000
 _MOST_PLACES, _MOST_READ = 400, 3
 """Places of a tensor of B that are tried for one row of weights, and entries of A that the heads are read at."""
+_SMALL = ((1, 3, 2), (1, 3, 0))
+"""The size at which heads are read; and without a past, for models with a branch for that."""
+_CHOICES = 12
+"""How often a model with branches is evaluated there until all of them were, twice where no sign decides."""
 _DOMAINS = (None, 512.0, 508.0)
 """What is tried: all numbers and, where a function does not hold for these, how far the programs of this tool reach."""
 _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
 _EXACT = 1e-15
 """What a claim of 0 allows."""
+_FAR = fmpq(2) ** 60
 _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
 UNLIMITED = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
@@ -88,19 +104,6 @@ class Region:
     rewritten: Expression  # F_B
 
 
-def allowance(claim: Claimed | None, elem_types: Sequence[int], limit: float) -> tuple[float, Sequence[float | None]]:
-    """The largest |F_B - F_A| / max(1, |F_A|) of a region, and the largest |y| for that, None for all; tried in turn.
-
-    `limit` is that of a region without a claim, `elem_types` are those of the activation and the pre-activation. A
-    claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no
-    file sets its own limit.
-    """
-    if claim is None:
-        return limit, _DOMAINS
-    ceilings = (CEILINGS.get(each, 0.0) for each in elem_types)
-    return min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
-
-
 @dataclass
 class Regions:
     """What was proposed for a pair, at one or several sizes."""
@@ -119,15 +122,17 @@ class Regions:
         """Add what was read at a size, and what masks the softmaxes of B there."""
         known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
         for name in _masked_softmaxes(theirs):
-            numbers = _all_gaps(theirs, name, reader.gaps.get(name, {}))
-            if numbers or name in reader.gaps:
+            numbers = _all_gaps(theirs, name, reader.read.get(name, {}))
+            if numbers or name in reader.read:
                 before = self.masks.get(name, numbers)
                 self.masks[name] = before | numbers if before and numbers else frozenset()
-                if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
+                # Scores of numbers up to 2^60, as far as they are piecewise linear functions.
+                ends = (x for each in reader.scores.get(name, ()) for x in _values(each, _FAR, -_FAR))
+                if numbers and max((abs(x) for x in ends if x is not None), default=0) > -max(numbers):
                     self.forgotten.append(name)
             far = all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
             self.far[name] = far and self.far.get(name, True)
-        self.regions = reader.regions | self.regions
+        self.regions = reader.regions
         failures = reader.failures | self.failures
         self.failures = {name: text for name, text in failures.items() if name not in self.regions}
         self.inside |= reader.inside
@@ -148,40 +153,32 @@ class Regions:
         ]
 
 
-class Replacing(Fingerprints):
+class Replacing(Kept):
     """An evaluation with regions replaced: A' of A, or B where there are none."""
 
     def __init__(
-        self,
-        program: Program,
-        field: Field,
-        feeds: Mapping[str, Array],
-        *,
-        regions: Mapping[str, Region] | None = None,
-        inside: AbstractSet[str] = frozenset(),
+        self, program: Program, field: Field, feeds: Mapping[str, Array], *,
+        regions: Mapping[str, Region] | None = None, inside: AbstractSet[str] = frozenset(), whole: bool = False,
         **options: Any,
-    ) -> None:
-        """`inside`: tensors whose conditions are not noted, since heads have them in other rows too."""
-        super().__init__(program, field, feeds, **options)
+    ) -> None:  # fmt: skip
+        """`inside`: tensors whose conditions are not noted, since heads have them in other rows too.
+
+        Kept are the leaves of regions; all tensors, if `whole`.
+        """
+        self.regions = dict(regions or {})  # by output
+        leaves = {name for each in self.regions.values() for name in each.leaves}
+        super().__init__(program, field, feeds, keep=None if whole else leaves, **options)
         self._inside = inside
         self.gaps: dict[str, set[int]] = {}  # by softmax, how far masked scores are below their row's first
-        self._regions = regions or {}
-        self._leaves = {name for each in self._regions.values() for name in each.leaves}
-        self._values: dict[str, Value] = {}
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region, and note what masks a softmax. Raises Unsupported where F_A is not what A computes."""
+        own = self.makers.get(name) is node
+        if own and name in self.regions:  # leaves of this round of a loop are in the environment
+            around = ChainMap(environment, self.values)
+            environment[name] = _replaced(self.field, self.regions[name], around, environment[name])
         super().computed(node, name, environment)
-        if self.program.makers.get(name) is not node:
-            return  # a part of an operator's definition, which may have any name
-        for each in {*node.input, name} & self._leaves:
-            self._values[each] = environment[each]
-        region = self._regions.get(name)
-        if region is not None:
-            environment[name] = _replaced(self.field, region, self._values, environment[name])
-            if name in self._leaves:
-                self._values[name] = environment[name]
-        if node.op_type in ("Softmax", "Exp") and name == node.output[0]:
+        if own and node.op_type in ("Softmax", "Exp") and name == node.output[0]:
             self._note_masks(node, name, environment[node.input[0]])
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -193,11 +190,10 @@ class Replacing(Fingerprints):
     def _note_masks(self, node: onnx.NodeProto, name: str, scores: Any) -> None:
         if not isinstance(scores, Value) or scores.masks is None:
             return
-        rows = _rows_of_softmax(self, node, scores) if node.op_type == "Softmax" else None
-        if rows is None:  # what is subtracted is not an entry of the row
+        if node.op_type == "Softmax":
+            found = _masked_gaps(self, node, scores)[0]
+        else:  # what is subtracted is not an entry of the row
             found = scores.entries[(scores.masks > 0) & (scores.masks < INFINITE)]
-        else:
-            found = _masked_gaps(self.field, *rows)[0]
         if found.size:
             self.gaps.setdefault(name, set()).update(distinct(found).tolist())
 
@@ -210,74 +206,65 @@ def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value)
     return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
 
 
-def _rows_of_softmax(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> tuple[Array, Array]:
-    """Scores and masks with the axis of a softmax last."""
+def _masked_gaps(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> tuple[Array, Array, Array]:
+    """How far scores of a softmax that a number masks are below the first of their row; where they are; the first keys.
+
+    The axis of the softmax is moved to the end.
+    """
     old = run.opsets.get("", 13) < 13
     axis = run.program.attributes(node).get("axis", 1 if old else -1) % scores.ndim
-
-    def rows(x: Array) -> Array:
-        return x.reshape(*x.shape[:axis], -1) if old else np.moveaxis(x, axis, -1)
-
-    return rows(scores.entries), rows(np.asarray(scores.masks))
-
-
-def _masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Array]:
-    """How far scores that a number masks are below the first of their row; where they are; and the first keys."""
+    entries, masks = (
+        x.reshape(*x.shape[:axis], -1) if old else np.moveaxis(x, axis, -1)
+        for x in (scores.entries, np.asarray(scores.masks))
+    )
     first = masks.argmin(-1)[..., None]
     dropped = (masks > np.take_along_axis(masks, first, -1)) & (masks < INFINITE)
-    start = np.broadcast_to(np.take_along_axis(scores, first, -1), scores.shape)
-    return f.sub(scores[dropped], start[dropped]), dropped, first[..., 0]
+    start = np.broadcast_to(np.take_along_axis(entries, first, -1), entries.shape)
+    return run.field.sub(entries[dropped], start[dropped]), dropped, first[..., 0]
 
 
 # -- proposals -------------------------------------------------------------------------------------------------------
 
 
 def proposals(
-    a: Program,
-    b: Program,
-    make_fields: Callable[[], tuple[Field, Field]],
-    draws: Sequence[Sequence[Case]],
-    **options: Any,
+    a: Program, b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, **options: Any
 ) -> Regions:
     """Read the activations of A that became heads in B, at small sizes; `options` are those of `Evaluator`.
 
-    `make_fields` draws equal fields, one for each model. Sizes at which one cannot be evaluated are left out. Where
-    signs decide which bodies are evaluated, the later draws are used until all were.
+    `field` makes equal fields, one for each model. Sizes at which one cannot be evaluated are left out. Flags of inputs
+    and signs of data may decide which bodies are evaluated.
     """
     found, before, decided = Regions(), sys.getrecursionlimit(), False
     sys.setrecursionlimit(max(before, _DEEPEST))
     missing = {value.name for node in iter_nodes(a.graph.node) if node.op_type == "If" for _, graph in subgraphs(node)
                for value in graph.output if value.name in a.makers}  # fmt: skip
     try:
-        for number, cases in enumerate(draws):
-            for case in cases:
+        for number in range(_CHOICES):
+            for case in maker.cases(_SMALL[: 1 + maker.branches], number):
                 with suppress(Unsupported):
-                    ours, theirs = make_fields()
-                    other = Kept(b, theirs, case.feeds, **options)
+                    key = Modulus(), secrets.token_bytes(16)
+                    other = Kept(b, field(*key), case.feeds, **options)
                     other.run()
-                    reader = _Reader(a, ours, case.feeds, other, **options)
+                    reader = _Reader(a, field(*key), case.feeds, other, regions=found.regions, whole=True, **options)
                     reader.run()
                     found.add(reader, other)
                     missing.difference_update(reader.values)
                     decided |= 1 in reader.signs.values()
-            if number and not (missing and decided):
+            if not missing or (number and not decided):
                 break
     finally:
         sys.setrecursionlimit(before)
     return found
 
 
-def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
+def _between(run: Kept, output: str, leaves: Sequence[str]) -> set[str]:
     """The tensors of a region, its conditions included."""
-    pending, seen = [output], set(leaves)
-    while pending:
-        name = pending.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        yield name
-        node = run.makers.get(name)
-        pending += [] if node is None else [each for each in node.input if each and run.depends(each)]
+
+    def before(name: str) -> list[str]:
+        names = run.makers[name].input if name in run.makers and name not in leaves else ()
+        return [each for each in names if each and run.depends(each)]
+
+    return {*reached([output], before)} - {*leaves}
 
 
 def _masked_softmaxes(run: Kept) -> Iterator[str]:
@@ -289,28 +276,23 @@ def _masked_softmaxes(run: Kept) -> Iterator[str]:
 
 def _mask_numbers(run: Kept, name: str) -> set[float]:
     """The constants that mask scores of a softmax, looked for in every tensor with a masking constant."""
-    found, pending, seen = set[float](), [run.makers[name].input[0]], set[str]()
-    while pending:
-        each = pending.pop()
-        value, node = run.values.get(each), run.makers.get(each)
-        if each in seen or value is None or not is_float(value):
-            continue
-        seen.add(each)
-        if not isinstance(value, Value):
-            found |= set(np.unique(value[np.isfinite(value) & (value <= run.field.low)]).tolist())
-        elif value.masks is not None and node is not None:
-            pending += node.input
-    return found
+
+    def before(each: str) -> Sequence[str]:
+        value = run.values.get(each)
+        return run.makers[each].input if isinstance(value, Value) and value.masks is not None else ()
+
+    values = (run.values.get(each) for each in reached(run.makers[name].input[:1], before))
+    constants = [value for value in values if isinstance(value, np.ndarray) and is_float(value)]
+    return {x for each in constants for x in each[np.isfinite(each) & (each <= run.field.low)].tolist()}
 
 
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
     """The numbers that mask scores of a softmax, also the ones that no walk met; none if one is not far below."""
     node, found = run.makers[name], dict(gaps)
     scores = node.input[0]
-    rows = _rows_of_softmax(run, node, run.values[scores])
-    if rows[0].shape != run.values[scores].shape:
+    residues, dropped, first = _masked_gaps(run, node, run.values[scores])
+    if dropped.shape != run.values[scores].shape:
         return frozenset()
-    residues, dropped, first = _masked_gaps(run.field, *rows)
     places = np.argwhere(dropped)
     try:
         for residue in np.setdiff1d(residues, list(found)).tolist():
@@ -325,23 +307,17 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
     return frozenset(low) if len(low) == len(numbers) else frozenset()
 
 
-def _at(expression: Expression, y: Expression) -> Expression:
-    leaves = [part for part in ordered(expression) if part.operator == "leaf"]
-    return wide(expression, dict.fromkeys(leaves, y))
-
-
 def _number(expression: Expression) -> Fraction | None:
     """The constant that an expression is at two points; None where it is none."""
-    first, second = (_at(expression, constant(y)).value for y in (fmpq(3, 7), fmpq(-11, 5)))
-    if not isinstance(first, fmpq) or first != second:
-        return None
-    return Fraction(int(first.p), int(first.q))
+    first, second = _values(expression, fmpq(3, 7), fmpq(-11, 5))
+    return first if first == second else None
 
 
-def _largest(score: Expression) -> float:
-    """The largest magnitude of a score for numbers up to 2^60, as far as it is a piecewise linear function."""
-    ends = [_at(score, constant(sign * fmpq(2) ** 60)).value for sign in (1, -1)]
-    return max((abs(float(Fraction(int(end.p), int(end.q)))) for end in ends if isinstance(end, fmpq)), default=0.0)
+def _values(expression: Expression, *numbers: fmpq) -> list[Fraction | None]:
+    """What an expression is where its leaves are each of some numbers; None where no operator says so exactly."""
+    leaves = [part for part in ordered(expression) if part.operator == "leaf"]
+    made = (wide(expression, dict.fromkeys(leaves, constant(each))).value for each in numbers)
+    return [Fraction(int(x.p), int(x.q)) if isinstance(x, fmpq) else None for x in made]
 
 
 @dataclass(frozen=True)
@@ -385,16 +361,15 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
             yield _Layer(data, weight, -2, np.swapaxes(weight, -1, -2))
 
 
-class _Reader(Kept):
+class _Reader(Replacing):
     """Evaluates A at a small size; where an activation meets its linear layer, both functions are read."""
 
     def __init__(
         self, program: Program, field: Field, feeds: Mapping[str, Array], theirs: Kept, **options: Any
     ) -> None:
         super().__init__(program, field, feeds, **options)
-        self.regions: dict[str, Region] = {}  # by activation
         self.failures: dict[str, str] = {}
-        self.gaps: dict[str, dict[int, Expression]] = {}  # by softmax of B, what masks it
+        self.read: dict[str, dict[int, Expression]] = {}  # by softmax of B, what masks it
         self.scores: dict[str, list[Expression]] = {}  # by softmax of B, scores that are not masked
         self.inside: set[str] = set()  # tensors of B that entries were followed through
         self._theirs = theirs
@@ -431,13 +406,6 @@ class _Reader(Kept):
         super().node(node, environment)
         before.append(node)
 
-    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        """Replace what was read before, in the next round of a loop."""
-        super().computed(node, name, environment)
-        region = self.regions.get(name)
-        if region is not None and self.makers.get(name) is node:
-            environment[name] = _replaced(self.field, region, environment, environment[name])
-
     def _activation(self, name: str) -> str | None:
         """The tensor that is only laid out in another way, or quantised; None where B has it."""
         while name in self.makers and self.makers[name].op_type in (*SAME_NUMBERS, *_QUANTISERS):
@@ -457,22 +425,20 @@ class _Reader(Kept):
 
     def _ends(self, name: str, stops: Callable[[str], bool]) -> list[str] | None:
         """What an elementwise function is of; `stops` says which tensors are not looked behind."""
-        shape, leaves, pending, seen, real = self.values[name].shape, list[str](), [name], set[str](), False
-        while pending:
-            each = pending.pop()
-            if each in seen:
-                continue
-            seen.add(each)
-            node = self.makers.get(each)
-            operands = [] if node is None or (each != name and stops(each)) else self._operands(node, shape)
+        shape, leaves, real = self.values[name].shape, list[str](), False
+
+        def before(each: str) -> list[str]:
+            nonlocal real
+            node = None if each != name and stops(each) else self.makers.get(each)
+            operands = [] if node is None else self._operands(node, shape)
             if node is None or not operands:
                 leaves.append(each)
-                if len(leaves) > _MOST_ENDS:
-                    return None
-                continue
-            real |= node.op_type not in _LINEAR
-            pending += reversed(operands)
-        return leaves if real and leaves != [name] else None
+            else:
+                real |= node.op_type not in _LINEAR
+            return operands[::-1]
+
+        few = all(len(leaves) <= _MOST_ENDS for _ in reached([name], before))
+        return leaves if few and real and leaves != [name] else None
 
     def _is_leaf(self, name: str) -> bool:
         """Whether B has a tensor, and not also the one that it is a multiple of, which its heads may read too."""
@@ -522,7 +488,7 @@ class _Reader(Kept):
         symbols = [leaf(place) for place in range(len(leaves))]
         # What lays the activation out keeps the order of its entries.
         flat = np.ravel_multi_index([*spot], self.values[layer.data].shape)
-        place = unraveled(int(flat), self.values[name].shape)
+        place = np.unravel_index(int(flat), self.values[name].shape)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
         # Other tensors may happen to be a leaf in the field, as (y + |y|) / 2 is where y is a square.
         mine = Walk(self, dict(here), leaves).at(name, place)
@@ -559,7 +525,7 @@ class _Reader(Kept):
                     terms.append(made)
                     self.inside |= {each for each, _ in walk.known}
                     for softmax, gaps in walk.gaps.items():
-                        self.gaps.setdefault(softmax, {}).update(gaps)
+                        self.read.setdefault(softmax, {}).update(gaps)
                         self.scores.setdefault(softmax, []).append(walk.scores[softmax])
                     break
         if not terms:
@@ -627,12 +593,22 @@ def linear_leaf(region: Region) -> int | None:
     return next((place for place in places if all(degree_in(side, leaf(place)) == 1 for side in both)), None)
 
 
-def distance(region: Region, limit: float, domains: Sequence[float | None], top: fmpq) -> Bound:
-    """A bound on the distance of both as functions of one leaf, by what `allowance` gives.
+def distance(region: Region, claim: Claimed | None, limit: float, elem_types: Sequence[int]) -> Bound:
+    """A bound on the distance of both as functions of one leaf.
 
     Of two leaves, both must be linear in one; or they are products of a function of each, which are bounded one by one.
-    `top` is the largest finite number of the leaf's type.
+    The `limit` is that of a region without a claim; `elem_types` are those of the activation and the pre-activation. A
+    claimed limit above both what the user asked for and the spacing of the type's numbers is lowered, so that no file
+    sets its own limit.
     """
+    domains: Sequence[float | None] = _DOMAINS
+    if claim is not None:
+        ceilings = (CEILINGS.get(each, 0.0) for each in elem_types[:2])
+        limit, domains = min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
+    return _distance(region, limit, domains, TOPS[elem_types[1]])
+
+
+def _distance(region: Region, limit: float, domains: Sequence[float | None], top: fmpq) -> Bound:
     value = linear_leaf(region)
     if value is None and len(region.leaves) == MOST_LEAVES:
         ours, theirs = _factors(region.original), _factors(region.rewritten)
@@ -641,7 +617,7 @@ def distance(region: Region, limit: float, domains: Sequence[float | None], top:
             return Bound(False, limit, np.inf, 0.0, None, False, None, 0, reason)
         alone = [replace(region, leaves=(each,)) for each in region.leaves]
         pairs = zip(alone, ours, theirs, strict=True)
-        found = [distance(replace(x, original=f, rewritten=g), limit, domains, top) for x, f, g in pairs]
+        found = [_distance(replace(x, original=f, rewritten=g), limit, domains, top) for x, f, g in pairs]
         worst = max(found, key=lambda each: (not each.holds, each.bound))
         return replace(worst, domain=min((x.domain for x in found if x.domain is not None), default=None))
     values = {leaf(place): ONE if place == value else VARIABLE for place in range(MOST_LEAVES)}

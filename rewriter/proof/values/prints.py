@@ -17,7 +17,7 @@ from rewriter.evaluate.table import OPERATORS, TABLES, Call
 
 _U64 = np.uint64
 _SMALL_TABLE = 32
-_LARGE = 2**16  # constants of more entries have their bits as fingerprint
+_LARGE = 2**16
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,22 @@ class Fingerprints(Evaluator):
         field: Field,
         feeds: Mapping[str, Array],
         *,
-        keep: bool = False,
         printing: bool = True,
         cover: dict[bytes, Array] | None = None,
         **options: Any,
     ) -> None:
-        """As `Evaluator`. With `keep`, the values of all tensors are kept, with `printing`, their fingerprints.
+        """As `Evaluator`; without `printing`, no fingerprints are taken.
 
         `cover` gets, by content of a constant table, which of its entries were read in all evaluations so far.
         """
         super().__init__(program, field, feeds, **options)
-        self.field, self.keep, self.cover = field, keep, {} if cover is None else cover
+        self.field, self.cover = field, {} if cover is None else cover
         self._printing = printing
         # Tables of which this size may read only a part, by content: name and shape.
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
         self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.kept: dict[str, Any] = {}
         self.signs: dict[str, int] = {}  # by output of a node, how many different signs it took of data
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -69,18 +67,13 @@ class Fingerprints(Evaluator):
         super().record(name, value)
         if isinstance(value, (Value, np.ndarray)):
             self.shapes[name] = value.shape
-        if self.keep:
-            self.kept[name] = value
         if self._printing and is_float(value):
-            self.prints[name] = self.print_of(value)
-
-    def print_of(self, value: Value | Array) -> Print:
-        """The fingerprint of entries, or of constants, which is that of the entries that they are."""
-        large = not isinstance(value, Value) and value.size > _LARGE
-        entries: Any = value if large else np.ascontiguousarray(self.field.lift(value).entries)
-        digest = hashlib.sha256(self.field.key + content(entries)).digest()
-        loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
-        return Print((entries.shape, digest), (entries.size, loose))
+            # A constant has the fingerprint of the entries that it is, a large one that of its bits.
+            large = not isinstance(value, Value) and value.size > _LARGE
+            entries: Any = value if large else np.ascontiguousarray(self.field.lift(value).entries)
+            digest = hashlib.sha256(self.field.key + content(entries)).digest()
+            loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
+            self.prints[name] = Print((entries.shape, digest), (entries.size, loose))
 
     def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
         """Note constant tables of which one size may read only a part, and which entries all sizes so far read."""

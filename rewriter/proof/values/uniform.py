@@ -22,9 +22,9 @@ import onnx
 from rewriter.evaluate.arithmetic import content
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import SAME_ENTRIES
-from rewriter.evaluate.table import is_random, row
+from rewriter.evaluate.table import ELEMENTWISE, is_random
 from rewriter.graph.view import constant_of, key_of, label
-from rewriter.graph.walk import subgraphs
+from rewriter.graph.walk import reached, subgraphs
 from rewriter.proof.values.prints import Fingerprints
 
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
@@ -50,7 +50,7 @@ class _Side:
         nodes = self.program.nodes(self.program.graph)
         self.makers = {name: node for node, _ in nodes for name in node.output if name}
         self.weights = self.program.weights(self.program.graph)
-        self.inputs = [value.name for value in self.program.graph.input]
+        self.names = dict.fromkeys((*self.weights, *(value.name for value in program.graph.input), *self.makers))
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of an initializer that no caller may replace, or of a Constant node."""
@@ -59,10 +59,6 @@ class _Side:
         node = self.makers.get(name)
         value = None if node is None else constant_of(node)
         return None if value is None else onnx.numpy_helper.to_array(value)
-
-    def is_fixed(self, name: str) -> bool:
-        """Whether a tensor is computed from constants alone."""
-        return name in self.fixed or self.constant(name) is not None
 
     def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:
         """The number of leading axes up to the last one that varies, and how many rows there are at each point."""
@@ -76,11 +72,8 @@ class _Side:
         return count, tuple(prod(shape[:count]) for shape in shapes)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        if name in self.weights and name not in self.program.overridable:
-            shape: tuple[int, ...] = self.weights.described(name)[1]
-            return shape
-        constant = self.constant(name)
-        return self.shapes[0].get(name, (0,) * 9) if constant is None else constant.shape
+        shape: tuple[int, ...] = self.shapes[0].get(name, (0,) * 9)
+        return self.weights.described(name)[1] if name in self.weights else shape
 
     # -- what tensors are computed from
     def number(self, name: str) -> str:
@@ -131,27 +124,26 @@ def departs(a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]] = (()
     `runs` are the evaluations of both, with fingerprints at the first point; without any, the same operators must
     compute all outputs from the same constants and inputs.
     """
-    return _Anchors(_Side(a, runs[0]), _Side(b, runs[1])).why()
+    return _Anchors(a, b, runs).why()
 
 
 class _Anchors:
     """Which tensors of B are those of A at every size."""
 
-    def __init__(self, a: _Side, b: _Side) -> None:
-        self.a, self.b = a, b
+    def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
+        self.a, self.b = _Side(a, runs[0]), _Side(b, runs[1])
         self._held: set[str] = set()  # ids that a tensor of B has
         self.same: set[str] = set()  # tensors of B that a node computes as one of A does
         self._by_print: dict[object, list[str]] = {}
         self._failed: str = ""
-        for name in (*a.weights, *a.inputs, *a.makers):
-            if name not in a.ids:
-                a.ids[name] = a.number(name)
-        self._known = {*a.ids.values()}
-        for name, each in a.prints.items():
+        for name in self.a.names:
+            self.a.ids[name] = self.a.number(name)
+        self._known = {*self.a.ids.values()}
+        for name, each in self.a.prints.items():
             self._by_print.setdefault(each.exact, []).append(name)
 
     def why(self) -> str:
-        for name in (*self.b.weights, *self.b.inputs, *self.b.makers):
+        for name in self.b.names:
             number = self.b.number(name)
             if number in self._known:
                 self.same.add(name)
@@ -189,27 +181,21 @@ class _Anchors:
         self, side: _Side, name: str, count: tuple[int, ...], anchored: Container[str], ends: set[str]
     ) -> str:
         """Why the path from anchored tensors, which are added to `ends`, is not row by row; empty if it is."""
-        pending, seen, first = [name], {name}, True
-        while pending:
-            each = pending.pop()
-            if not first and (side.is_fixed(each) or side.ids.get(each) in anchored):
-                if each in side.data:
-                    ends.add(side.ids[each])
-                    rows = side.rows(each)
-                    if not side.is_fixed(each) and (rows is None or rows[1] != count):
-                        return f"'{each}' has other rows"
-                continue
-            first = False
+
+        def is_end(each: str) -> bool:
+            return each != name and (each in side.fixed or side.ids.get(each) in anchored)
+
+        def before(each: str) -> list[str]:
+            return [] if is_end(each) else [operand for operand in side.makers[each].input if operand in side.data]
+
+        for place, each in enumerate(reached([name], before)):
             node = side.makers.get(each)
-            if node is None or len(seen) > _MOST_CONE:
+            if is_end(each):
+                ends.add(side.ids[each])  # whose rows `_mixes` has counted
+            elif node is None or place > _MOST_CONE:
                 return f"'{each}' is not what the original has"
-            why = _mixes(side, node, each, count)
-            if why:
+            elif why := _mixes(side, node, each, count):
                 return f"{label(node)} {why}"
-            for operand in filter(None, node.input):
-                if operand in side.data and operand not in seen:
-                    seen.add(operand)
-                    pending.append(operand)
         return ""
 
 
@@ -217,7 +203,7 @@ class EqualTensors(_Anchors):
     """The tensors of two models that are equal at the first of some points, and those computed by the same node."""
 
     def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
-        super().__init__(_Side(a, runs[0]), _Side(b, runs[1]))
+        super().__init__(a, b, runs)
         self.why()
         held = {self.b.ids[name] for name in self.same}, {*self.b.ids.values()}
         self.of_a = tuple({name for name, number in self.a.ids.items() if number in each} for each in held)
@@ -259,7 +245,7 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     if any(shapes[each][:front] != shapes[name][:front] for shapes in side.shapes for each in data):
         return "has operands of other shapes"
     others = [each for each in node.input if each and each not in side.data]
-    spread = [each for each in others if not side.is_fixed(each)]
+    spread = [each for each in others if each not in side.fixed]
     if not all(_alike(side, each, count) for each in spread):
         return "reads what depends on sizes or on integers"
     others = [each for each in others if each not in spread]
@@ -267,11 +253,10 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     rule = _RULES.get(kind)
     if rule is not None:
         return "" if rule(step) else "works along rows, or on several"
-    found = row(domain, kind)
-    if found is None or (found.__module__ != "rewriter.evaluate.scalar" and kind not in ("Cast", "Where", "Identity")):
+    if (domain, kind) not in ELEMENTWISE:
         return "is not known to act on rows"
-    wide = [_in_front(side.shape_of(each), step.rank - step.front) for each in others]
-    return "" if all(size == 1 for shape in wide for size in shape) else "adds to some rows what others do not get"
+    alike = all(_once(side.shape_of(each), step.rank - step.front) for each in others)
+    return "" if alike else "adds to some rows what others do not get"
 
 
 def _transposed(step: _Step) -> bool:
@@ -317,7 +302,7 @@ _RULES: Mapping[str, Callable[[_Step], bool]] = {
     **dict.fromkeys((*_AXES, "Slice", *_REDUCED), _along),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
 }
-"""Whether an operator acts on rows; elementwise ones are recognised by the module of their row in the table."""
+"""Whether an operator acts on rows, unless it is elementwise."""
 
 
 def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
@@ -330,30 +315,30 @@ def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
     if node.op_type == "ConstantOfShape":
         return True
     source, static = node.input[0], len(side.shapes[0][name]) - rows[0]
-    return source in side.fixed and all(size == 1 for size in _in_front(side.shape_of(source), static))
+    return source in side.fixed and _once(side.shape_of(source), static)
 
 
-def _in_front(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The sizes in front of the last axes."""
-    return shape[: max(len(shape) - count, 0)]
+def _once(shape: tuple[int, ...], count: int) -> bool:
+    """Whether all axes in front of the last ones have size 1."""
+    return prod(shape[: max(len(shape) - count, 0)]) == 1
 
 
 def _of_shape(side: _Side, name: str) -> bool:
     """Whether a shape is composed of sizes of tensors and constants."""
-    pending, seen = [name], set[str]()
-    while pending:
-        each = pending.pop()
-        if not each or each in seen or side.is_fixed(each):
-            continue
-        seen.add(each)
+
+    def sizes(each: str) -> list[str] | None:
+        """What a tensor of sizes is composed of; None where a size decides which size it is, and for other tensors."""
         node = side.makers.get(each)
+        if not each or each in side.fixed:
+            return []
         if node is None or node.domain or node.op_type not in _OF_SHAPES:
-            return False
+            return None
         chosen = node.input[1:] if node.op_type in ("Gather", "Slice", "Unsqueeze", "Squeeze", "Reshape") else ()
-        if any(each and not side.is_fixed(each) for each in chosen):
-            return False  # a size decides which size it is
-        pending += () if node.op_type == "Shape" else node.input[:1] if chosen else node.input
-    return True
+        if any(each and each not in side.fixed for each in chosen):
+            return None
+        return [] if node.op_type == "Shape" else [*node.input][: 1 if chosen else None]
+
+    return all(sizes(each) is not None for each in reached([name], lambda each: sizes(each) or []))
 
 
 def _digest(*parts: object) -> str:

@@ -10,7 +10,7 @@ attention to other tokens nothing is left.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
+from collections.abc import Container, Mapping, MutableMapping, Sequence
 from functools import cached_property, reduce
 from itertools import product
 from typing import Any
@@ -32,7 +32,7 @@ from rewriter.proof.certificate import expressions as ex
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, ordered
 from rewriter.proof.values.prints import Fingerprints
 
-Index = tuple[int, ...]
+Index = tuple[Any, ...]  # integers, numpy's too
 _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
@@ -46,19 +46,23 @@ UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionE
 
 
 class Kept(Fingerprints):
-    """An evaluation whose tensors are all kept, at a small size; of a loop, those of the first round."""
+    """An evaluation whose tensors are kept; of a loop, those of the first round."""
 
-    def __init__(self, program: Program, field: Field, feeds: Mapping[str, Array], **options: Any) -> None:
+    def __init__(
+        self, program: Program, field: Field, feeds: Mapping[str, Array], *, keep: Container[str] | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """`keep`: which tensors are kept; by default all."""
         super().__init__(program, field, feeds, **options)
-        self.makers = program.makers
-        self.values: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
+        self.makers, self._keep = program.makers, keep
+        self.values: ChainMap[str, Any] = ChainMap({}, program.weights(program.graph))
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         super().computed(node, name, environment)
-        if self.makers.get(name) is node and name not in self.values:
+        if self.makers.get(name) is node and name not in self.values:  # not a part of a definition, of any name
             weights = self.program.weights(self.program.graph)
-            self.values.update({each: environment[each] for each in node.input if each and each not in weights})
-            self.values[name] = environment[name]
+            new = (each for each in (*node.input, name) if each and (self._keep is None or each in self._keep))
+            self.values.update({each: environment[each] for each in new if each not in weights})
 
     @cached_property
     def numbers(self) -> dict[int, float]:
@@ -221,7 +225,7 @@ class Walk:
             return ex.ZERO  # what is filled in
         source = int(np.searchsorted(ends, number))
         shape = given[source].shape
-        return self.at(node.input[source], unraveled(number - 1 - int(ends[source] - given[source].size), shape))
+        return self.at(node.input[source], np.unravel_index(number - 1 - int(ends[source] - given[source].size), shape))
 
     def _product(self, node: onnx.NodeProto, index: Index) -> Expression:
         """The sum of the products that are not 0; their second factor first, which is constant in a linear layer."""
@@ -270,7 +274,7 @@ class Walk:
         if call.get("keepdims", 1):
             index = tuple(i for axis, i in enumerate(index) if axis not in axes)
         numbers = flat(np.arange(x.size).reshape(x.shape), axes)[index]
-        return ex.total([self.at(node.input[0], unraveled(number, x.shape)) for number in numbers])
+        return ex.total([self.at(node.input[0], np.unravel_index(number, x.shape)) for number in numbers])
 
     def _call(self, node: onnx.NodeProto) -> Call:
         return Call(node, node.op_type, self._run.program.attributes(node), self._run)
@@ -294,11 +298,6 @@ class Walk:
         if node.op_type.startswith("Less"):
             x, y = y, x
         return ex.where(ex.sub(x, y), a, b) if node.op_type.endswith("OrEqual") else ex.where(ex.sub(y, x), b, a)
-
-
-def unraveled(number: int, shape: Sequence[int]) -> Index:
-    """The index of an entry from its place in order."""
-    return tuple(int(each) for each in np.unravel_index(number, shape))
 
 
 def aligned(index: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
@@ -365,7 +364,9 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
         elif part.constant or part in _IRRATIONAL:
             made[part] = _number_in(field, part)
         elif part.operator in _IN_FIELD:
-            made[part] = _IN_FIELD[part.operator](field, *operands)
+            made[part] = getattr(field, _IN_FIELD[part.operator])(*operands)
+        elif part.operator in ("erf", "pi"):  # pi is a part of what is irrational
+            made[part] = field.odd(part.operator, *operands or [np.array(7)])
         else:
             raise Unsupported(f"{part.operator} is not known in the field")
     return np.asarray(made[expression])
@@ -392,16 +393,4 @@ def _number_in(field: Field, part: Expression) -> Array:
 
 
 _IRRATIONAL: Mapping[Expression, np.float64] = {each: np.float64(number) for number, each in ex.NUMBERS.items()}
-
-
-_IN_FIELD: Mapping[str, Callable[..., Array]] = {
-    "+": Field.add,
-    "*": Field.mul,
-    "/": Field.div,
-    "exp": Field.exp,
-    "erf": lambda field, a: field.odd("erf", a),
-    "softplus": Field.softplus,
-    "sqrt": Field.sqrt,
-    "where": Field.choose,
-    "pi": lambda field: field.function("pi", np.array(7)),  # a part of what is irrational
-}
+_IN_FIELD = {"+": "add", "*": "mul", "/": "div", "where": "choose", **{x: x for x in ("exp", "softplus", "sqrt")}}

@@ -13,7 +13,7 @@ from rewriter.evaluate.arithmetic import Field, Modulus
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
 from rewriter.proof.values.departure import Departure, departure, isolated, partners
-from rewriter.proof.values.prints import Fingerprints
+from rewriter.proof.values.walk import Kept
 from tests.textmodels import Array, text_model
 
 MICROSOFT = {"com.microsoft": 1}
@@ -22,9 +22,9 @@ MLP = "p = MatMul(x, W1) y = Add(p, b1) {} q = MatMul(h, W2) out = Add(q, b2)"
 TANH = MLP.format('h = Gelu<approximate = "tanh">(y)')
 
 
-def evaluated(model: onnx.ModelProto, feeds: Mapping[str, Array] = FEEDS, **options: Any) -> Fingerprints:
+def evaluated(model: onnx.ModelProto, feeds: Mapping[str, Array] = FEEDS, **options: Any) -> Kept:
     field = Field(Modulus(2**31 - 1), b"key")
-    prints = Fingerprints(Program(load_model(model)), field, feeds, printing=True, **options)
+    prints = Kept(Program(load_model(model)), field, feeds, printing=True, **options)
     prints.run()
     return prints
 
@@ -216,7 +216,7 @@ SPELLED = "{h}a = Neg({y}) {h}b = Neg({h}a) {h} = com.microsoft.FastGelu({h}b)"
 def test_differences_are_isolated(activations: tuple[str, ...], regions: list[Any]) -> None:
     """What lies behind one of them is compared with B's value in its place."""
     a, b = layers(*[GELU_OF] * 4), layers(*activations)
-    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b, keep=True))
+    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b))
     differing = [each for each in found.regions if not each.same]
     assert [(*each.begins, *each.ends, each.nodes, each.counterpart, each.same) for each in differing] == regions
     whole = departure(evaluated(a), evaluated(b))
@@ -226,7 +226,7 @@ def test_differences_are_isolated(activations: tuple[str, ...], regions: list[An
 
 def test_what_only_moves_a_difference_is_no_other() -> None:
     a, b = (text_model(f"y = {name}(x) t = Transpose<perm = [1, 0, 2]>(y) out = Exp(t)") for name in ("Relu", "Tanh"))
-    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b, keep=True))
+    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b))
     assert [(each.operators, each.ends) for each in found.regions] == [("Tanh", ("y",))]
 
 
@@ -235,11 +235,11 @@ def test_nothing_to_isolate() -> None:
     a, b = layers(GELU_OF), text_model("p = Tanh(x) out = Neg(p)")
     calls: list[int] = []
 
-    def evaluate(values: Mapping[str, Any]) -> Fingerprints:
+    def evaluate(values: Mapping[str, Any]) -> Kept:
         calls.append(len(values))
         return evaluated(a, replaced=values)
 
-    found = isolated(evaluate, evaluated(b, keep=True))
+    found = isolated(evaluate, evaluated(b))
     assert len(calls) <= 9
     assert (found.node, [each.nodes for each in found.regions]) == ("Tanh 'p'", [2])
 

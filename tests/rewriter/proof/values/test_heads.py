@@ -18,7 +18,7 @@ from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import write_optimised
 from rewriter.proof.certificate.expressions import leaf
-from rewriter.proof.values.compare import Reading, _Pair
+from rewriter.proof.values.compare import Pair, Reading
 from rewriter.proof.values.walk import Kept, Walk, in_field
 from tests.committed import FOLDER
 from tests.rewriter.files.test_fallbacks import network
@@ -66,7 +66,7 @@ GATE = "y = MatMul(x, W1) g = MatMul(x, W1) a = Abs(y) s = Add(y, a) r = Mul(s, 
 def test_heads_are_read_whatever_signs_are_drawn(model: onnx.ModelProto) -> None:
     made = rewrite(model, validate=False).rewritten
     for _ in range(12):
-        pair = _Pair(load_model(model), load_model(made))
+        pair = Pair(load_model(model), load_model(made))
         assert pair._read_heads(Reading())
         assert not pair._heads[Reading()].failures
 

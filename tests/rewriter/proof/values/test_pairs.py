@@ -73,6 +73,7 @@ RIGHT: dict[str, tuple[str, str]] = {
     "ReLU by a mask": ("h = Relu(y)", "c = Greater(y, $0.0) k = Cast<to = 1>(c) h = Mul(k, y)"),
     "softplus by a logarithm": ("h = Softplus(y)", "e = Exp(y) o = Add($1.0, e) h = Log(o)"),
     "a Dropout that drops nothing": (SILU, "s = Sigmoid(y) m1 = Mul(s, y) h = Dropout(m1)"),
+    "a pad of nothing": (SILU, "s = Sigmoid(y) g = Mul(y, s) p = Constant<value_ints = [0,0,0,0,0,0]>() h = Pad(g, p)"),
     "a power, an integer": ("h = Mul(y, y)", "k = Constant<value = int64 {2}>() h = Pow(y, k)"),
     "an entry of a vector": (
         "h = Mul(y, $2.0)",
@@ -94,8 +95,7 @@ RIGHT: dict[str, tuple[str, str]] = {
         f"{HEADS.replace('h =', 'g =')} w = Cast<to = 11>(g) i = Constant<value = int64 {{1}}>() c = CumSum(w, i)"
         " h = Cast<to = 1>(c)"),
 }  # fmt: skip
-TRIED = {"ReLU by a comparison", "ELU", "ReLU by a mask", "a Dropout that drops nothing", "transposed and back",
-         "reversed twice"}  # fmt: skip
+TRIED = {"ReLU by a comparison", "ELU", "ReLU by a mask", "transposed and back", "reversed twice", "a pad of nothing"}
 REFUSED = {"And, Or, Not"}
 
 
