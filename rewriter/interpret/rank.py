@@ -466,7 +466,7 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
 def unembedding(index: HeadIndex) -> Array:
     """[d_model, tokens], with the last scale if the index folds normalisations. Raises UsageError."""
     name = index.view.outputs[0]
-    chain = chain_to(index.view, index.sublayers, name)
+    chain = chain_to(index.view, index.sublayers, index.writes, name)
     if chain.unembedding is None:
         raise UsageError(f"output {name} is the normalised stream itself: there is no unembedding")
     return _wide(AffineMap(chain.unembedding, index.value_of, index.folded(chain.norm.output)).weight())

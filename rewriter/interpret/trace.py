@@ -388,6 +388,13 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     return Norm(tensor, held["Mul"], held["Add"], normalised)
 
 
+def norm_apart(view: GraphView, constants: Constants, data: str) -> Norm | None:
+    """The normalisation before a sublayer; None if its result is also part of the residual stream."""
+    norm = norm_before(view, constants, data)
+    sums = () if norm is None else (node for node in view.readers(norm.output) if node.op_type in ("Add", "Sum"))
+    return norm if all(any(name in constants for name in node.input) for node in sums) else None
+
+
 def _contains_mean(view: GraphView, tensor: str, reach: int = _MAX_DISTANCE) -> bool:
     """Whether a tensor's arithmetic includes a mean."""
     node = view.made_by(tensor)
