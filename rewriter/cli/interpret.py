@@ -297,11 +297,13 @@ def _amount(value: float) -> str:
 
 
 def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
+    from rewriter.arrays import largest_places
+
     rows: list[tuple[str, float]] = []
     for name, array in parts.items():
-        for place, value in enumerate(array.flat):
+        for place in largest_places(abs(array).reshape(-1), top):
             said = f" '{tokens[place]}'" if tokens and name == "embed" and array.ndim else ""
-            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(value)))
+            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(array.flat[place])))
     return sorted(rows, key=lambda row: -abs(row[1]))[:top]
 
 
