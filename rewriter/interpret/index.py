@@ -186,7 +186,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     plan = make_plan(smooth, Options(), read)
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
     view = plan.views[0]
-    tracer = Tracer(source, plan.model, view)
+    tracer = Tracer(source, plan.model, plan.views)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view))
     neurons, left = find_neurons(plan, program)
     bodies = [

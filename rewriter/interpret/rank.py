@@ -7,7 +7,6 @@ are one reader and one writer of rank 1: its columns of W1, its row of W2.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -349,9 +348,7 @@ class HeadTokens:
         return {"rows": rows, "missing": dict(self.missing)}
 
 
-def head_tokens(
-    model: Source | HeadIndex, *, names: Names = "*", top: int = 10, tokenizer: str | os.PathLike[str] | None = None
-) -> HeadTokens:
+def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10, tokenizer: Any = None) -> HeadTokens:
     """The tokens whose embeddings heads read most, and those whose logits they raise most.
 
     A head reads or writes along a unit vector: for neurons the column of W1 or the row of W2, for original
