@@ -234,8 +234,8 @@ class Written:
                 own = {f"{name}.b_O": step.bias[None]}
                 if self.vectors is None:
                     yield name, step.parts(token, rows)
-                else:
-                    own = {name: self.vectors(name, step, token), **own}
+                else:  # for many rows: without biases that are 0
+                    own = {name: self.vectors(name, step, token), **(own if step.bias.any() else {})}
                 if step.after is not None:
                     own = {source: step.after.at(token).linear(each) for source, each in own.items()}
                     own[f"{name}.after.ln.b"] = step.after.bias[None]
