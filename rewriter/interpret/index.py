@@ -202,9 +202,10 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
         tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
         kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
-        added = writes(view, tracer.constants, kept)
+        added: Mapping[str, Write] = {}
         for output in plan.model.graph.output:
             with suppress(UsageError, LostError, *UNFIT):
+                added = added or writes(view, tracer.constants, kept)
                 tensors |= dict(builder.ends(kept, added, output.name))
                 break
         missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
