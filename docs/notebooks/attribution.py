@@ -58,7 +58,7 @@ class Network:
         index = heads(path)
         self._side = Side.of(replace(index.source, proto=index.runs, path=None))
         view, self._output = self._side.main, index.view.outputs[0]
-        self._start = chain_to(index.view, index.sublayers, self._output).stages[0].before
+        self._start = chain_to(index.view, index.sublayers, index.writes, self._output).stages[0].before
         self._given = tuple(view.inputs)
         self._ids = next(name for name in self._given if "mask" not in name and "type" not in name)
         self._embed, self._rest = self._opened(self._start), self._opened(self._output, self._start)

@@ -136,8 +136,6 @@ def heads(
     MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. What is not understood
     is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
-    from rewriter.report.html import render_heads
-
     if page is None:
         if inputs is not None or logit is not None:
             raise UsageError(f"--{'logit' if inputs is None else 'inputs'} is for the page; add --html FILE.html")
@@ -147,6 +145,8 @@ def heads(
     if output is not None:
         found.write(output)
     if page is not None and inputs is not None:
+        from rewriter.report.html import render_heads
+
         write_text(page, render_heads(rewriter.head_pictures(found, inputs, tokenizer=tokenizer, **logit or {})))
     facts = found.to_json()
     write_report(report, facts)
@@ -244,10 +244,11 @@ def attribute(
     """
     if (logit is None) == (why is None):
         raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
-    from rewriter.report.report import plain_data
-
     lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
-    write_report(report, plain_data(facts) if report else {})
+    if report is not None:
+        from rewriter.report.report import plain_data
+
+        write_report(report, plain_data(facts))
     _echo(lines, report)
 
 
@@ -296,11 +297,13 @@ def _amount(value: float) -> str:
 
 
 def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
+    from rewriter.arrays import largest_places
+
     rows: list[tuple[str, float]] = []
     for name, array in parts.items():
-        for place, value in enumerate(array.flat):
+        for place in largest_places(abs(array).reshape(-1), top):
             said = f" '{tokens[place]}'" if tokens and name == "embed" and array.ndim else ""
-            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(value)))
+            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(array.flat[place])))
     return sorted(rows, key=lambda row: -abs(row[1]))[:top]
 
 

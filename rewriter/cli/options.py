@@ -132,11 +132,13 @@ def with_json_files(arguments: Sequence[str]) -> list[str]:
 
 def write_report(report: Path | None, data: Mapping[str, Any]) -> None:
     """Write JSON if requested."""
+    if report is None:
+        return
     from rewriter.report.report import json_text
 
     if report == STANDARD:
         click.echo(json_text(data), nl=False)
-    elif report is not None:
+    else:
         write_text(report, json_text(data))
 
 

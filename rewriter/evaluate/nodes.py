@@ -58,7 +58,6 @@ class Kernels:
 def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
     """The outputs of a small model, as onnxruntime computes them, or onnx's evaluator. Raises Unsupported."""
     import onnxruntime
-    from onnx.reference import ReferenceEvaluator
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
@@ -67,6 +66,8 @@ def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[An
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return list(session.run(None, dict(feeds)))
     except Exception as error:  # noqa: BLE001 - onnxruntime raises its own of many kinds
+        from onnx.reference import ReferenceEvaluator  # slow to import
+
         try:
             return list(ReferenceEvaluator(model).run(None, dict(feeds)))
         except Exception:  # noqa: BLE001 - and onnx's evaluator any

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,13 @@ TokenText = Callable[[int], str]  # a token id in words
 
 
 def open_tokenizer(tokenizer: Any) -> Any:
-    """Open or copy a tokenizer, without padding and truncation. Raises UsageError."""
+    """Open a tokenizer, or copy one, without padding and truncation. Raises UsageError."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise UsageError("this needs the package tokenizers: pip install 'attnonly[text]'") from None
+    if isinstance(tokenizer, Tokenizer) and tokenizer.padding is None and tokenizer.truncation is None:
+        return tokenizer
     if isinstance(tokenizer, Tokenizer):
         # A copy: padding and truncation of the caller's tokenizer are not changed.
         opened = Tokenizer.from_str(tokenizer.to_str())
@@ -78,12 +79,13 @@ def spelling(tokenizer: Any, number: int) -> str:
     return clean(text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t"))
 
 
-def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
-    """Token ids in words: by a `tokenizer.json`, or as numbers without one. Raises UsageError."""
+def tokens_as_text(tokenizer: Any) -> TokenText:
+    """Token ids in words: by a tokenizer as for `open_tokenizer`, or as numbers for None. Raises UsageError."""
     if tokenizer is None:
         return str
     opened = open_tokenizer(tokenizer)
 
+    @cache
     def told(token: int) -> str:
         text = spelling(opened, token)[:_MAX_TOKEN_LENGTH]
         return f"'{text}'" if text else str(token)

@@ -124,8 +124,8 @@ class Constants:
             raise LostError("it is not constant", label(node))
         names = node.input[:1] if node.op_type in CASTS else node.input  # another operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
-        if node.op_type in ("ConstantOfShape", "Expand"):
-            return self._spread(node, [*operands.values()])
+        if node.op_type in ("ConstantOfShape", "Expand", "Transpose"):
+            return self._laid_out(node, [*operands.values()])
         if node.op_type in CASTS:
             return self._cast(node, next(iter(operands.values())), wide=wide)
         if wide and key_of(node) in elementwise.OPERATORS and all(each.dtype.kind == "f" for each in operands.values()):
@@ -136,7 +136,9 @@ class Constants:
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
-    def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
+    def _laid_out(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
+        if node.op_type == "Transpose":  # of a weight, which onnx's evaluator would copy
+            return operands[0].transpose(attributes(node).get("perm"))
         made = np.asarray(elementwise.outputs(node, operands)[0])
         if made.size > _MAX_COMPUTED:
             raise LostError("it is larger than any weight", label(node))

@@ -96,7 +96,8 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 
 def reads(node: onnx.NodeProto) -> list[str]:
     """The tensors that a node may read, including captures of its subgraphs, in the same order in every run."""
-    return [name for name in (*node.input, *sorted(captured_names(node), key=str)) if name]
+    captured = sorted(captured_names(node), key=str) if node.attribute else ()
+    return [name for name in (*node.input, *captured) if name]
 
 
 def reached(starts: Iterable[Reached], following: Callable[[Reached], Iterable[Reached]]) -> Iterator[Reached]:
@@ -159,24 +160,25 @@ def _descend(roots: Iterable[Thing]) -> Iterator[Thing]:
     stack: list[tuple[Iterator[Thing], int]] = [(iter(roots), 0)]
     while stack:
         iterator, depth = stack[-1]
-        thing = next(iterator, None)
-        if thing is None:
+        for thing in iterator:
+            yield thing
+            if isinstance(thing, onnx.AttributeProto):
+                inside: Iterable[Thing] = [graph for _, graph in _graphs(thing)]
+                if inside and depth >= MAX_DEPTH:
+                    what = f"subgraphs nest deeper than {MAX_DEPTH} levels"
+                    raise ModelError(f"{what}; this model is damaged or hostile: export it again")
+            else:
+                inside = thing.attribute if isinstance(thing, onnx.NodeProto) else thing.node
+            if inside:
+                stack.append((iter(inside), depth + isinstance(thing, onnx.AttributeProto)))
+                break
+        else:
             stack.pop()
-            continue
-        yield thing
-        if not isinstance(thing, onnx.AttributeProto):
-            stack.append((iter(thing.attribute if isinstance(thing, onnx.NodeProto) else thing.node), depth))
-        elif inner := _graphs(thing):
-            if depth >= MAX_DEPTH:
-                raise ModelError(
-                    f"subgraphs nest deeper than {MAX_DEPTH} levels; this model is damaged or hostile: export it again"
-                )
-            stack.append((iter([graph for _, graph in inner]), depth + 1))
 
 
 def _graphs(attribute: onnx.AttributeProto) -> list[tuple[str, onnx.GraphProto]]:
-    found = [(f"{attribute.name}[{place}]", graph) for place, graph in enumerate(attribute.graphs)]
-    return [(attribute.name, attribute.g), *found] if attribute.HasField("g") else found
+    own = [(attribute.name, attribute.g)] if attribute.HasField("g") else []
+    return own + [(f"{attribute.name}[{place}]", graph) for place, graph in enumerate(attribute.graphs)]
 
 
 def _sparse(thing: Thing) -> Iterator[onnx.SparseTensorProto]:

@@ -25,7 +25,7 @@ from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged, writes
+from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.trace import Norm
 
@@ -234,8 +234,8 @@ class Written:
                 own = {f"{name}.b_O": step.bias[None]}
                 if self.vectors is None:
                     yield name, step.parts(token, rows)
-                else:
-                    own = {name: self.vectors(name, step, token), **own}
+                else:  # for many rows: without biases that are 0
+                    own = {name: self.vectors(name, step, token), **(own if step.bias.any() else {})}
                 if step.after is not None:
                     own = {source: step.after.at(token).linear(each) for source, each in own.items()}
                     own[f"{name}.after.ln.b"] = step.after.bias[None]
@@ -281,8 +281,7 @@ class FrozenRun:
         self.case = self.given.only
         self.words = next(iter(self.given.spelled), ())
         self._output = index.view.outputs[0]
-        self.chain = chain_to(index.view, index.sublayers, self._output)
-        self._writes = writes(index.view, Constants(index.view), index.sublayers)
+        self.chain = chain_to(index.view, index.sublayers, index.writes, self._output)
         self.hooks = hooks_of(index)
         self.values: Mapping[str, Array] = {}
 
@@ -292,7 +291,7 @@ class FrozenRun:
         for stage in self.chain.stages[:count]:
             needed |= {stage.before, stage.after, stage.norm.output if stage.norm else ""}
             for named in stage.sublayers:
-                own, before, after = named.sublayer, self._norm(stage, named), self._writes[named.name].norm
+                own, before, after = named.sublayer, self._norm(stage, named), self.index.writes[named.name].norm
                 needed |= {before.output} if before else set()
                 needed |= {after.data, after.output} if after else set()
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
@@ -394,7 +393,7 @@ class FrozenRun:
     def _step(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
         own, frozen = named.sublayer, self.freeze(self._norm(stage, named), stage.before, named.name)
         hooked = {part: self.hooked(hook) for part, hook in self._hooks(named).items()}
-        norm = self._writes[named.name].norm
+        norm = self.index.writes[named.name].norm
         after = None if norm is None else self.freeze(norm, norm.data, named.name)
         if isinstance(own, NeuronHeads):
             step = NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))

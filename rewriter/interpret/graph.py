@@ -240,9 +240,11 @@ class Members:
     def nodes(self) -> Array:
         return np.arange(self.places.min(), self.places.max() + 1)
 
-    def at(self, token: int) -> slice:
-        own = self.places[token] - self.nodes[0]
-        return slice(own.min(), own.max() + 1)
+    @cached_property
+    def at(self) -> list[slice]:
+        """Token to its nodes."""
+        first, last = (each.tolist() for each in (self.places.min(axis=1), self.places.max(axis=1) + 1))
+        return [slice(a - self.nodes[0], b - self.nodes[0]) for a, b in zip(first, last, strict=True)]
 
     def by_node(self, values: Array) -> Array:
         """[N, members * K]: numbers [T, members, K] of each node's members, and zeros."""
@@ -295,7 +297,7 @@ class _Edges:
         self._written = Written(
             linear.stages,
             {"embed": linear.start},
-            lambda name, _, token: members[name].vectors[members[name].at(token)],
+            lambda name, _, token: members[name].vectors[members[name].at[token]],
         )
         self._known = {("embed", token): token for token in range(len(linear.start))}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
@@ -343,7 +345,7 @@ class _Edges:
 
     def _sources(self, name: str, token: int) -> Array:
         if name in self._members:
-            return self._members[name].nodes[self._members[name].at(token)]
+            return self._members[name].nodes[self._members[name].at[token]]
         if (name, token) not in self._known:
             self._known[name, token] = len(self._nodes)
             self._nodes.append(GraphNode("bias", name, 0, token))
@@ -369,7 +371,7 @@ def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
         "ln.b": rows @ neurons.norm.bias,
     }
     for token in range(len(members.places)):
-        own = members.at(token)
+        own = members.at[token]
         parts = {name: part[own] for name, part in added.items()}
         yield members.nodes[own], neurons.norm.at(token).back(rows[own]), parts
 
@@ -385,7 +387,7 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
     if step.norm is None:
         values = by_node(np.einsum("thk,hts,shk->th", members.weights, step.pattern, step.value).reshape(-1)[order])
         for token in range(len(members.places)):
-            own = members.at(token)
+            own = members.at[token]
             empty = np.zeros((len(values[own]), step.bias.size))
             yield members.nodes[own], empty, {"other_sequence": values[own]}
         return
@@ -407,8 +409,9 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
 
 def influence(weights: Array, start: Array) -> Array:
     """`start (A + A^2 + ...)`, [N], of rows [N, N] that have no cycles."""
-    found, step = np.zeros(len(start)), start
-    while (step := step @ weights).any():
+    found, step, reading = np.zeros(len(start)), start, weights.any(axis=1)
+    while (rows := np.flatnonzero((step != 0.0) & reading)).size:  # those of later nodes are soon 0
+        step = step[: rows[-1] + 1] @ weights[: rows[-1] + 1]
         found += step
     return found
 

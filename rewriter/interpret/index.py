@@ -36,9 +36,9 @@ from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, wi
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention, may_attend
-from rewriter.interpret.stream import Chain, Embedding, chain_to, embedded, norm_apart, positions_of, without_bias_rows
+from rewriter.interpret.stream import Embedding, Write, chain_to, embedded, positions_of, without_bias_rows, writes
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Norm, Tracer, norm_before, noting
+from rewriter.interpret.trace import Norm, Tracer, norm_apart, norm_before, noting
 from rewriter.proof.inputs.cases import Maker
 from rewriter.text import quoted
 
@@ -108,6 +108,7 @@ class HeadIndex(Mapping[str, Array]):
     folded: Callable[[str], Norm | None]
     wide: Callable[[], HeadIndex]  # the same in float64, without folding
     maker: Callable[[], Maker]  # of inputs; raises UsageError
+    writes: Mapping[str, Write]  # how sublayers add to the residual stream, as far as they do
     stream: tuple[int, int] | None = None  # in form `whole`: the stream's bias tokens, and its tokens at the most
 
     def __getitem__(self, name: str) -> Array:
@@ -185,7 +186,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     plan = make_plan(smooth, Options(), read)
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
     view = plan.views[0]
-    tracer = Tracer(source, plan.model, view)
+    tracer = Tracer(source, plan.model, plan.views)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view))
     neurons, left = find_neurons(plan, program)
     bodies = [
@@ -201,12 +202,14 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
         tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
         kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
+        added: Mapping[str, Write] = {}
         for output in plan.model.graph.output:
             with suppress(UsageError, LostError, *UNFIT):
-                tensors |= dict(builder.ends(chain_to(view, kept, output.name)))
+                added = added or writes(view, tracer.constants, kept)
+                tensors |= dict(builder.ends(kept, added, output.name))
                 break
         missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
-        shared = source, plan.model, runs, view, tensors, builder.value, builder.folded, made, tracer.maker
+        shared = source, plan.model, runs, view, tensors, builder.value, builder.folded, made, tracer.maker, added
         return HeadIndex(kept, missed, *shared, plan.recognised.stream)
 
     return made(fold_ln=fold_ln, wide=wide)
@@ -254,8 +257,11 @@ class _Builder:
         for name, tensor in found.items():
             yield f"{named.name}.{name}", tensor
 
-    def ends(self, chain: Chain) -> Iterator[tuple[str, HeadTensor]]:
+    def ends(
+        self, sublayers: Sequence[Named], added: Mapping[str, Write], output: str
+    ) -> Iterator[tuple[str, HeadTensor]]:
         """The embeddings, the normalisations behind sublayers, and the unembedding, as far as they are understood."""
+        chain = chain_to(self._view, sublayers, added, output)
         start = chain.stages[0].before
         norm = norm_before(self._view, self._constants, start)
         tables = embedded(self._view, self._constants, start if norm is None else norm.data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.files.tokenizer import tokens_as_text
+from rewriter.files.tokenizer import open_tokenizer, tokens_as_text
 from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution_of, by_head
 from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.original import Attention
@@ -50,9 +51,12 @@ def head_pictures(
     """
     if most < 0:
         raise UsageError(f"there cannot be {most} neurons")
-    told = tokens_as_text(tokenizer)
-    if tokenizer is not None and not isinstance(inputs, Text):
-        inputs = Text((), tokenizer, inputs)
+    opened = None if tokenizer is None else open_tokenizer(tokenizer)  # once
+    told = tokens_as_text(opened)
+    if opened is not None and not isinstance(inputs, Text):
+        inputs = Text((), opened, inputs)
+    elif isinstance(inputs, Text) and inputs.tokenizer == tokenizer:
+        inputs = replace(inputs, tokenizer=opened)
     index = indexed(model)
     if not index.sublayers:
         raise UsageError("no heads were found: there is nothing to show")
@@ -76,7 +80,7 @@ def head_pictures(
     # The largest effect of each head or neuron: on the logit, else its activation.
     sizes = {name: np.abs(array).max(axis=0, initial=0.0) for name, array in {**activations, **effects}.items()}
     chosen = _chosen(index, sizes, most, tokens)
-    read, missing = _read(index, chosen, tokenizer)
+    read, missing = _read(index, chosen, opened)
     names, why = ([], {}) if logit is None else _explained(run, scores, linear, chosen, window)
     rows, shown = list[dict[str, Any]](), slice(window.start, window.stop)
     for each in index.sublayers:
@@ -146,7 +150,7 @@ def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int
 
 
 def _read(
-    index: HeadIndex, chosen: Mapping[str, list[int]], tokenizer: str | os.PathLike[str] | None
+    index: HeadIndex, chosen: Mapping[str, list[int]], tokenizer: Any
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
     """(head to the tokens that it reads and writes, missing items with reasons)."""
     names, rows = [f"{name}.{number}" for name in chosen for number in chosen[name]], dict[str, list[dict[str, Any]]]()

@@ -7,8 +7,7 @@ are one reader and one writer of rank 1: its columns of W1, its row of W2.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from passes.match.projections import Projection
-from rewriter.arrays import Array
+from rewriter.arrays import Array, largest_places
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import TokenText, tokens_as_text
@@ -46,9 +45,9 @@ class HeadSide:
     data: str  # the tensor that is read, or the result
     factors: Callable[[], Array]  # [members, rank, d_model]; members are heads, or neurons
 
-    def make(self) -> Array:
-        """The factors, scaled to a product of norm 1 (or 0)."""
-        array = _checked(self.factors(), self.named)
+    def make(self, chosen: Sequence[int] | slice = slice(None)) -> Array:
+        """The factors, of some members or all, scaled to a product of norm 1 (or 0)."""
+        array = _checked(self.factors()[chosen], self.named)
         norms = np.sqrt(np.einsum("mrd,mrd->m", array, array, dtype=np.float64))[:, None, None]
         return np.asarray((array / np.where(norms == 0.0, 1.0, norms)).astype(array.dtype))
 
@@ -349,9 +348,7 @@ class HeadTokens:
         return {"rows": rows, "missing": dict(self.missing)}
 
 
-def head_tokens(
-    model: Source | HeadIndex, *, names: Names = "*", top: int = 10, tokenizer: str | os.PathLike[str] | None = None
-) -> HeadTokens:
+def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10, tokenizer: Any = None) -> HeadTokens:
     """The tokens whose embeddings heads read most, and those whose logits they raise most.
 
     A head reads or writes along a unit vector: for neurons the column of W1 or the row of W2, for original
@@ -390,11 +387,11 @@ def head_tokens(
     for _, group in groupby(zip(groups.tolist(), wanted, strict=True), itemgetter(0)):
         blocks = list[tuple[list[tuple[str, str, float]], Array, Array]]()  # (head, side, share), vectors, table
         for _, (named, chosen) in group:
-            for side, (data, vectors, shares) in directions(index, named).items():
+            for side, (data, vectors, shares) in directions(index, named, chosen).items():
                 table = table_of(side, data, vectors.shape[1])
                 if table is not None:
-                    keys = [(named.members[n], side, float(shares[n])) for n in chosen]
-                    blocks.append((keys, vectors[chosen], table))
+                    keys = [(named.members[n], side, float(share)) for n, share in zip(chosen, shares, strict=True)]
+                    blocks.append((keys, vectors, table))
         tables = {id(table): table for *_, table in blocks}
         joined = {key: np.concatenate([each for _, each, own in blocks if own is tables[key]]) for key in tables}
         scored = {key: _scored(vectors, tables[key], top) for key, vectors in joined.items()}
@@ -404,13 +401,13 @@ def head_tokens(
     return HeadTokens(tuple(row for of_head in rows.values() for row in of_head), missing, told)
 
 
-def directions(index: HeadIndex, named: Named) -> dict[str, tuple[str, Array, Array]]:
-    """Side to (the tensor that is read or written, unit vectors [members, d_model], shares [members])."""
+def directions(index: HeadIndex, named: Named, chosen: Sequence[int]) -> dict[str, tuple[str, Array, Array]]:
+    """Side to (the tensor that is read or written, unit vectors [K, d_model], shares [K]) of K chosen members."""
     sides = {side.kinds: side for side in read(index, named) if side.kinds} | {"O": written(index, named)}
-    found = {side: (each.data, *_leading(each.make())) for side, each in sides.items()}
+    found = {side: (each.data, *_leading(each.make(chosen))) for side, each in sides.items()}
     if isinstance(named.sublayer, Attention):
         for pair in ("VO", "QK"):
-            inner, outer = (np.einsum("hd,hdk->hk", found[side][1], _tall(index, named, side)) for side in pair)
+            inner, outer = (np.einsum("hd,hdk->hk", found[side][1], _tall(index, named, side)[chosen]) for side in pair)
             signs = np.where((inner * outer).sum(axis=1) < 0.0, -1.0, 1.0).astype(inner.dtype)
             data, vectors, shares = found[pair[1]]
             found[pair[1]] = data, vectors * signs[:, None], shares
@@ -434,15 +431,10 @@ def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ran
     for start in range(0, len(vectors), step):
         for scores in vectors[start : start + step] @ table.T:
             rms = float(np.sqrt(np.mean(np.square(scores, dtype=np.float64))))
-            peak = float(np.abs(scores).max())
-            smallest = tuple((token, -score) for token, score in _largest(-scores, top))
-            yield peak / rms if rms else 0.0, _largest(scores, top), smallest
-
-
-def _largest(scores: Array, top: int) -> Ranked:
-    chosen = np.arange(len(scores)) if top >= len(scores) else np.argpartition(scores, -top)[-top:]
-    chosen = chosen[np.argsort(-scores[chosen], kind="stable")]
-    return tuple(zip(chosen.tolist(), scores[chosen].tolist(), strict=True))
+            largest, smallest = (
+                tuple((token, float(scores[token])) for token in largest_places(sign * scores, top)) for sign in (1, -1)
+            )
+            yield max(largest[0][1], -smallest[0][1]) / rms if rms else 0.0, largest, smallest
 
 
 def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
@@ -466,7 +458,7 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
 def unembedding(index: HeadIndex) -> Array:
     """[d_model, tokens], with the last scale if the index folds normalisations. Raises UsageError."""
     name = index.view.outputs[0]
-    chain = chain_to(index.view, index.sublayers, name)
+    chain = chain_to(index.view, index.sublayers, index.writes, name)
     if chain.unembedding is None:
         raise UsageError(f"output {name} is the normalised stream itself: there is no unembedding")
     return _wide(AffineMap(chain.unembedding, index.value_of, index.folded(chain.norm.output)).weight())

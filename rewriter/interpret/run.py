@@ -24,11 +24,10 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
-from rewriter.graph.constants import Constants
 from rewriter.graph.extract import extract, split, upstream
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
-from rewriter.interpret.stream import Write, writes
+from rewriter.interpret.stream import Write
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.cases import Case, Maker, load_cases
 from rewriter.proof.inputs.specs import InputSpec, Role
@@ -115,11 +114,10 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
 
 def hooks_of(index: HeadIndex) -> dict[str, Hook]:
     """All hooks of a model, layer by layer."""
-    added = writes(index.view, Constants(index.view), index.sublayers)
     found: dict[str, Hook] = {}
     for layer, sublayers in index.layers.items():
         z = next((each.sublayer.z for each in sublayers if isinstance(each.sublayer, Attention)), "")
-        written = [(each, added[each.name]) for each in sublayers if each.name in added]
+        written = [(each, index.writes[each.name]) for each in sublayers if each.name in index.writes]
         found.update({name: _by_sequence(index, tensor, z) for name, tensor in _streams(layer, written)})
         for each in sublayers:
             own = each.sublayer

@@ -143,8 +143,11 @@ class Chain:
     factor: float = 1.0  # of the normalised stream before the unembedding
 
 
-def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
-    """The path to an output [batch, tokens, vocabulary], if linear in the normalised stream. Raises UsageError."""
+def chain_to(view: GraphView, sublayers: Sequence[Named], added: Mapping[str, Write], output: str) -> Chain:
+    """The path to an output [batch, tokens, vocabulary], if linear in the normalised stream; `added` are the `writes`.
+
+    Raises UsageError.
+    """
     constants = Constants(view)
     logits = _uncapped(view, constants, output)
     tensor, token, factor = view.before(logits), None, 1.0
@@ -166,7 +169,7 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
         node = view.made_by(tensor)
         where = label(node) if node is not None else tensor
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
-    stages = _stages(view, sublayers, constants, norm.output, output)
+    stages = _stages(view, sublayers, added, norm.output, output)
     return Chain(stages, norm, unembedding, logits, token, factor)
 
 
@@ -260,10 +263,9 @@ def _first_row(view: GraphView, constants: Constants, tensor: str) -> int | None
 
 
 def _stages(
-    view: GraphView, sublayers: Sequence[Named], constants: Constants, end: str, output: str
+    view: GraphView, sublayers: Sequence[Named], added: Mapping[str, Write], end: str, output: str
 ) -> tuple[Stage, ...]:
     """The consecutive stages on whose results the tensor `end` depends."""
-    added = writes(view, constants, sublayers)
     stages: list[Stage] = []
     for named in sublayers:
         write = added.get(named.name)
@@ -285,7 +287,7 @@ def _stages(
         if view.before(stage.after) == view.before(chain[0].before):
             chain.insert(0, stage)
             continue
-        norm = norm_before(view, constants, chain[0].before)
+        norm = norm_before(view, Constants(view), chain[0].before)
         if norm is not None and reads(norm.output, stage.after):
             chain = [stage, replace(chain[0], norm=norm), *chain[1:]]
     linked = {stage.after for stage in chain}
@@ -306,13 +308,6 @@ def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None
     if norm is None:
         raise UsageError(f"{reader} does not read a normalised residual stream; it cannot be attributed")
     return norm
-
-
-def norm_apart(view: GraphView, constants: Constants, data: str) -> Norm | None:
-    """The normalisation before a sublayer; None if its result is also part of the residual stream."""
-    norm = norm_before(view, constants, data)
-    sums = () if norm is None else (node for node in view.readers(norm.output) if node.op_type in ("Add", "Sum"))
-    return norm if all(any(name in constants for name in node.input) for node in sums) else None
 
 
 # -- form `whole` ------------------------------------------------------------------------------------------------------

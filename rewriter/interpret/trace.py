@@ -169,9 +169,10 @@ class _Small(Evaluator):
 class Tracer:
     """Follows tensors of one main graph."""
 
-    def __init__(self, source: LoadedModel, model: onnx.ModelProto, view: GraphView) -> None:
-        """`model` is that of `source` with operators expanded, and `view` its main graph."""
-        self.view, self.constants = view, Constants(view)
+    def __init__(self, source: LoadedModel, model: onnx.ModelProto, views: Sequence[GraphView]) -> None:
+        """`model` is that of `source` with operators expanded."""
+        self.view = view = views[0]
+        self.constants, known = Constants(view), views if model is source.proto and not model.functions else ()
         self._model = replace(source, proto=model)
         tables = [each for each in view.initializers.values() if prod(each.dims) > _MAX_TABLE and each.data_type == 1]
         self.tables = {each.name: Value(np.broadcast_to(0.0, each.dims)) for each in tables}
@@ -185,7 +186,7 @@ class Tracer:
             if each is not None and self.widths.get(name):
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
-        self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto))
+        self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto, views=known))
 
     def _evaluated(self, number: int) -> _Small:
         """The whole graph in a small case; in a second one what the values of inputs do not decide."""
@@ -386,6 +387,13 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
     normalised = next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")
     return Norm(tensor, held["Mul"], held["Add"], normalised)
+
+
+def norm_apart(view: GraphView, constants: Constants, data: str) -> Norm | None:
+    """The normalisation before a sublayer; None if its result is also part of the residual stream."""
+    norm = norm_before(view, constants, data)
+    sums = () if norm is None else (node for node in view.readers(norm.output) if node.op_type in ("Add", "Sum"))
+    return norm if all(any(name in constants for name in node.input) for node in sums) else None
 
 
 def _contains_mean(view: GraphView, tensor: str, reach: int = _MAX_DISTANCE) -> bool:

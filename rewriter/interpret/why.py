@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, largest_places
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
@@ -55,17 +55,13 @@ class Why:
 
     def top(self, count: int) -> list[tuple[str, str, float]]:
         """(source, source at the key or empty, contribution), the largest first."""
-        sizes = np.abs(self.table).reshape(-1)
-        largest = np.argpartition(-sizes, count)[:count] if count < sizes.size else np.arange(sizes.size)
-        largest = largest[np.lexsort((largest, -sizes[largest]))]
-        places = zip(*np.unravel_index(largest, self.table.shape), strict=True)
+        places = (divmod(place, len(self.keys)) for place in largest_places(np.abs(self.table).reshape(-1), count))
         return [(self.sources[row], self.keys[column], float(self.table[row, column])) for row, column in places]
 
     def largest(self, axis: int, count: int) -> list[tuple[str, float]]:
         """(source, total), the largest first; `axis` is 0 at the query, 1 at the key."""
         sums = self.table.sum(axis=1 - axis)
-        order = np.argsort(-np.abs(sums), kind="stable")[:count]
-        return [((self.sources, self.keys)[axis][place], float(sums[place])) for place in order.tolist()]
+        return [((self.sources, self.keys)[axis][at], float(sums[at])) for at in largest_places(np.abs(sums), count)]
 
     def to_json(self) -> dict[str, Any]:
         names = ("head", "query", "key", "total", "added", "residual", "sources", "keys", "table", "tokens")

@@ -286,6 +286,8 @@ def json_text(data: Mapping[str, Any]) -> str:
 
 def plain_data(value: Any) -> Any:
     """JSON-ready data: dataclasses as objects, with the properties they name; infinity and NaN as null."""
+    if isinstance(value, (float, np.floating)):  # most values are numbers
+        return float(value) if math.isfinite(value) else None
     if is_dataclass(value):
         names = {each.metadata.get("json", each.name): each.name for each in fields(value)}
         names |= {name: name for name in getattr(value, "also", ())}
@@ -296,8 +298,6 @@ def plain_data(value: Any) -> Any:
         return [plain_data(entry) for entry in value]
     if isinstance(value, (np.bool_, np.integer, IntEnum)):
         return int(value) if isinstance(value, IntEnum) else value.item()
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
     return value
 
 

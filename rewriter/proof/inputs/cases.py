@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
 from rewriter.graph.types import terms_of, type_of
+from rewriter.graph.view import GraphView
 from rewriter.ort.sessions import fits
 from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role, kind_of, numpy_type
 from rewriter.proof.settings import Given, spelled
@@ -84,15 +85,16 @@ class Maker:
         most: int | None = None,
         texts: Texts = (),
         states: States | None = None,
+        views: Sequence[GraphView] = (),
     ) -> None:
-        """Read the model's requirements; its weights are not read.
+        """Read the model's requirements; its weights are not read. `views` are as for `Inputs`.
 
         The values of an input depend on `seed`, not on the other inputs. `dims` are sizes of symbolic dimensions and
         `kinds` of kinds of dimensions, in every case; sequences have at most `most` tokens. `states` is the output of
         an encoder on `texts`, for a decoder. Raises UsageError where `dims` names a dimension that the model lacks, or
         no values can be generated for an input.
         """
-        inputs = Inputs(model)
+        inputs = Inputs(model, views)
         self.specs = tuple(inputs.specs.values())
         # The largest number of tokens; None if unlimited.
         self.longest = _least(inputs.longest, most)

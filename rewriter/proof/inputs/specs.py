@@ -213,8 +213,11 @@ _COMPUTED = ""
 class Inputs:
     """The inputs of a model, from one walk over it, control-flow bodies and local functions included."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        """Raises UsageError for inputs that cannot be generated: not tensors, without a shape, strings and the like."""
+    def __init__(self, model: onnx.ModelProto, views: Sequence[GraphView] = ()) -> None:
+        """`views` are those of a model without functions, if known.
+
+        Raises UsageError for inputs that cannot be generated: not tensors, without a shape, strings and the like.
+        """
         defaults = {tensor.name for tensor in model.graph.initializer}
         self.specs = {value.name: _spec(value) for value in model.graph.input if value.name not in defaults}
         if any(spec.role is Role.GRID for spec in self.specs.values()):
@@ -225,7 +228,7 @@ class Inputs:
         # The inputs, or computed positions, whose numbers a tensor carries; and the input that it equals, perhaps cast.
         self._flows: dict[str, set[str]] = defaultdict(set, {name: {name} for name in self.specs})
         self._plain = {name: name for name in self.specs}
-        for view in all_views(inlined(model) if model.functions else model):
+        for view in views or all_views(inlined(model) if model.functions else model):
             for node in view.nodes:
                 self._read(view, node)
 

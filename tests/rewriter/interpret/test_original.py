@@ -72,7 +72,7 @@ agraph (float[batch, {tokens}, {MODEL}] x{more}) => (float[batch, tokens, {MODEL
 def found(model: onnx.ModelProto) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
     source = load_model(model)
     proto = with_plain(source.proto)
-    return find_attention(Tracer(source, proto, all_views(proto)[0]))
+    return find_attention(Tracer(source, proto, all_views(proto)))
 
 
 def one(model: onnx.ModelProto) -> Attention:
