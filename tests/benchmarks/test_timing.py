@@ -65,10 +65,6 @@ def test_models_in_processes(tmp_path: Path) -> None:
     assert {name: len(seconds) for name, seconds in found.items()} == {"file": 3, "proto": 3}
     assert all(each > 0.0 for seconds in found.values() for each in seconds)
     assert all(child.poll() is not None for child in children), "no process is left"
-
-
-def test_a_model_that_does_not_load(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
     path.write_bytes(b"not a model")
     expected = pytest.raises(ValidationError, match=r"^broken: onnxruntime could not load the model: ")
     with expected, started({"broken": path}, "cpu", 1):

@@ -83,6 +83,7 @@ def test_what_is_constant(body: str, constant: bool) -> None:
         ("c = Cast<to = 7>(w)", np.array([1, 2, 3, 4], np.int64)),
         ("c = Cast<to = 1>(i)", np.array([2, 2], np.float32)),
         ("c = Reshape(w, i)", np.array([[1, 2], [3, 4]], np.float32)),
+        ("r = Reshape(w, i) c = Transpose<perm = [0, 1]>(r)", np.array([[1, 2], [3, 4]], np.float32)),
         ("c = Expand(one, i)", np.array([[9, 9], [9, 9]], np.float32)),
         ("c = CastLike(i, x)", np.array([2, 2], np.float32)),
         ("c = Div(odd, i)", np.array([3, 3], np.int64)),

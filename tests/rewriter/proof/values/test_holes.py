@@ -73,8 +73,6 @@ TWO_ODD = "c = Greater(i, odd) d = Greater(i, odder)"
          "c = Equal(large, ids) h = Where(c, k9, x) y = Where(c, h, k1)", True),
         ("c = Greater(i, odd) y = Where(c, k9, x)", "c = GreaterOrEqual(i, odd) y = Where(c, k9, x)", False),
         ("c = Greater(i, odd) y = Where(c, k9, x)", "c = Less(odd, i) y = Where(c, k9, x)", True),
-        ("c = Less(i, odd) y = Where(c, k9, x)",
-         "c = GreaterOrEqual(i, odd) y = Where(c, x, k9)", True),
         ("c = Less(i, odd) y = Where(c, k9, x)", "c = Greater(i, odd) y = Where(c, x, k9)", False),
         ("c = Greater(i, odd) y = Where(c, k9, x)", "c = Greater(i, odder) y = Where(c, k9, x)", False),
         (f"{TWO_ODD} e = And(c, d) y = Where(e, k9, x)", f"{TWO_ODD} e = Identity(c) y = Where(e, k9, x)", False),
