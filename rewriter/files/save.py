@@ -105,8 +105,8 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
             yield StagedModel(path, length + external_bytes(references), out, placed, source, force)
         finally:
             # Once the hidden file is renamed, its data stay. The file system decides, not a flag, which an interrupt
-            # after the rename could leave unset.
-            for data_file in made if os.path.lexists(path) else ():
+            # after the rename could leave unset; a file that somebody removed has no link.
+            for data_file in made if os.path.lexists(path) or not os.fstat(handle).st_nlink else ():
                 with suppress(OSError):  # which must not hide the error that led here
                     data_file.unlink(missing_ok=True)
 
