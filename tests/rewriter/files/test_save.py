@@ -262,7 +262,7 @@ def test_data_that_turned_unsafe_is_refused(source: Path, elsewhere: Path) -> No
 
 @pytest.mark.parametrize("taken", [f"out-{DIGEST}.data", ".rewrite-*"])
 def test_files_taken_away_before_commit(source: Path, elsewhere: Path, taken: str) -> None:
-    with pytest.raises(UsageError, match="was removed before the output was complete; run again|No such file"):
+    with pytest.raises(UsageError, match=r"was removed before the output was complete; run again|No such file"):
         save(load_model(source), elsewhere / "out.onnx", before_commit=lambda: next(elsewhere.glob(taken)).unlink())
     assert not names(elsewhere)
 
