@@ -38,7 +38,7 @@ from rewriter.evaluate.arithmetic import (
 )
 from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
-from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS
+from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, SIGNED
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
@@ -390,10 +390,7 @@ class Evaluator:
             asked = kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
             if (asked or kind in (CHOOSING if call.decided else COMPARISONS)) and not self.fixed.issuperset(node.input):
                 made = tuple_of(made)[0]
-                first, *others = (each for each in operands if each is not None)
-                for place, other in enumerate((not asked and others) or [np.zeros(())]):
-                    self._note_choice(call, first, other, made, node.output[0] + ", a bound" * place)
-                    first = np.maximum(first, other)  # which the upper bound of a Clip is compared with
+                self._note_choices(call, operands, made)
                 if node.output[0] in self.turned and made.dtype == np.bool_:
                     made = np.logical_not(made)
             return made
@@ -408,7 +405,18 @@ class Evaluator:
             raise Unsupported(f"data decides {call.kind}")
         return tuple_of(found(call, *operands))
 
-    def _note_choice(self, call: Call, a: Array, b: Array, made: Any, name: str) -> None:
+    def _note_choices(self, call: Call, operands: Sequence[Any], made: Array) -> None:
+        """Note what an operator compares: its first operand with the others or its attributes, or with 0."""
+        first, *others = (each for each in operands if each is not None)
+        if call.kind == "Clip":
+            others += [np.asarray(call.get(name)) for name in ("min", "max") if name in call.attributes]
+        elif call.kind in (*SIGNED, *CASTS):
+            others = [np.zeros(())]
+        for place, other in enumerate(others):
+            self._note_choice(call, first, other, made, call.node.output[0] + ", a bound" * place)
+            first = np.maximum(first, other)  # which the upper bound of a Clip is compared with
+
+    def _note_choice(self, call: Call, a: Array, b: Array, made: Array, name: str) -> None:
         """Record which integers were compared, in either order, and with which results."""
         if not call.decided and ((a < 0).all() or (b < 0).all()):
             return  # no size is negative

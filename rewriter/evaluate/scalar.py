@@ -115,8 +115,10 @@ LOGIC: Mapping[str, Callable[..., Array]] = {"And": np.logical_and, "Or": np.log
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 EQUAL_ARE = {"Less": 1, "LessOrEqual": -1, "Greater": -1, "GreaterOrEqual": 1}
 """Whether the first operand, where it is equal to the second, is compared as a larger (1) or smaller (-1) one is."""
-CHOOSING = (*COMPARISONS, "Max", "Min", "Clip", "Relu", "LeakyRelu", "Abs", "Sign")
-"""Operators that compare numbers, with 0 if there is one operand."""
+SIGNED = ("Relu", "LeakyRelu", "Abs", "Sign")
+"""Operators that compare their operand with 0."""
+CHOOSING = (*COMPARISONS, *SIGNED, "Max", "Min", "Clip")
+"""Operators that compare numbers."""
 
 
 @elementwise(*LOGIC, always=True)

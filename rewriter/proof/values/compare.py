@@ -108,12 +108,12 @@ def _readings(double: bool) -> Sequence[Reading]:
     )  # fmt: skip
 
 
-def _one_result(
+def _unsettled(
     runs: Sequence[Replacing], others: Sequence[Replacing], *, sizes: bool = False
 ) -> dict[str, frozenset[str]]:
-    """Comparisons of inputs' integers that were not seen to turn, with the same ones of the other model.
+    """Comparisons of inputs' integers that the drawn inputs do not settle, with the same ones of the other model.
 
-    They always had the same result, or what they compare was never equal. With `sizes`, those of sizes are included if
+    They always had the same result, or their sides were never equal. With `sizes`, those of sizes are included if
     they had one result.
     """
 
@@ -532,10 +532,10 @@ class Pair:
         if new is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
         # Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
-        alone = ((_one_result(a, b), "second"), (_one_result(b, a, sizes=bool(self._claims)), "first"))
+        alone = ((_unsettled(a, b), "second"), (_unsettled(b, a, sizes=bool(self._claims)), "first"))
         for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
             self._about = self._block_behind(one_way)
-            return f"'{one_way}' compares integers that the {other} model does not, and does not get both results"
+            return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
         for ours, theirs in zip(a, b, strict=True):
             loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
             if loose and reading not in self._heads:
@@ -561,15 +561,15 @@ class Pair:
     ) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
-        Comparisons of both models that always have the same result get the other one, in every combination; so do
+        Comparisons of both models that the drawn inputs do not settle are turned, in every combination; so do
         comparisons in branches that are then taken. A combination that cannot be evaluated is skipped.
         """
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
-                known = "compares integers, and does not get both results"
-                return f"'{min(in_a)}' {known}; with the other one, output '{differing[0]}' has other values"
-            found, theirs_alike = _one_result(a, b), _one_result(b, a).keys()
+                known = "compares integers, and no drawn input settles it"
+                return f"'{min(in_a)}' {known}; with the other result, output '{differing[0]}' has other values"
+            found, theirs_alike = _unsettled(a, b), _unsettled(b, a).keys()
             for name, same in found.items():
                 both = in_a | {each for each, other in found.items() if other == same}, in_b | (same & theirs_alike)
                 if both[0] in tried or not same:
