@@ -94,7 +94,7 @@ def option(default: Any, help: str, **further: Any) -> Any:  # noqa: A002 - clic
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """All options of a dataclass in order, then those that it inherits."""
+    """The options of a dataclass in order, inherited ones last."""
     hints, declared = _hints_of(kind), {each.name: each for each in dataclasses.fields(kind)}
     names = [name for each in kind.__mro__ for name in inspect.get_annotations(each)]
     return tuple(_option(declared[name], hints[name]) for name in names if _KEY in declared[name].metadata)

@@ -186,8 +186,7 @@ def _in_parts(compute: _Of) -> _Of:
     @wraps(compute)
     def computed(self: Field, *operands: Any) -> Array:
         shapes = {each.shape for each in operands if isinstance(each, np.ndarray)}
-        size = math.prod(min(shapes, default=()))
-        if size <= _CACHED or len(shapes) > 1:
+        if len(shapes) != 1 or (size := math.prod(*shapes)) <= _CACHED:
             return np.asarray(compute(self, *operands))
         flat = [each.reshape(-1) if isinstance(each, np.ndarray) else each for each in operands]
         parts = (slice(start, start + _CACHED) for start in range(0, size, _CACHED))

@@ -101,7 +101,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def reached(starts: Iterable[Reached], following: Callable[[Reached], Iterable[Reached]]) -> Iterator[Reached]:
-    """Yield the starts, and all that follows them, each once, before what follows it."""
+    """Yield the starts and everything reached from them, each once, in front of its own successors."""
     pending, seen = [*starts], set[Reached]()
     while pending:
         each = pending.pop()

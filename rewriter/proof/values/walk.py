@@ -365,8 +365,10 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
             made[part] = _number_in(field, part)
         elif part.operator in _IN_FIELD:
             made[part] = getattr(field, _IN_FIELD[part.operator])(*operands)
-        elif part.operator in ("erf", "pi"):  # pi is a part of what is irrational
-            made[part] = field.odd(part.operator, *operands or [np.array(7)])
+        elif part.operator == "erf":
+            made[part] = field.odd("erf", *operands)
+        elif part.operator == "pi":  # a part of what is irrational
+            made[part] = field.function("pi", np.array(7))
         else:
             raise Unsupported(f"{part.operator} is not known in the field")
     return np.asarray(made[expression])
