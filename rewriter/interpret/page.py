@@ -27,8 +27,9 @@ from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.why import ScoreTerms, scores_of
 from rewriter.proof.inputs.cases import Case
 
-MAX_TOKENS = 64  # of the sequence, on the page
-_MAX_PATTERN_ENTRIES = 2**18  # of all original heads
+MAX_TOKENS = 256  # of the sequence, on the page
+_MAX_PATTERN_ENTRIES, _MAX_ACTIVATIONS = 5 * 2**19, 3 * 2**12  # of all original heads; of all neurons
+_MAX_EXACT_ENTRIES, _LEAST_WEIGHT = 2**18, 0.01  # with more entries of patterns, smaller weights are left out
 _MAX_SCORES, _SCORE_TERMS = 2**11, 5  # of all explained original heads; terms of each
 _SINK_FACTOR = 0.1  # for weights of the first token, when scores are chosen: many heads rest on it
 _LISTED_TOKENS = 8  # at either end of what a head reads or writes
@@ -83,6 +84,8 @@ def head_pictures(
     read, missing = _read(index, chosen, opened)
     names, why = ([], {}) if logit is None else _explained(run, scores, linear, chosen, window)
     rows, shown = list[dict[str, Any]](), slice(window.start, window.stop)
+    originals = sum(len(chosen[each.name]) for each in index.sublayers if isinstance(each.sublayer, Attention))
+    least = _LEAST_WEIGHT if originals * len(window) ** 2 > _MAX_EXACT_ENTRIES else 0.0
     for each in index.sublayers:
         for number in chosen[each.name]:
             name, effect = each.members[number], effects[each.name][:, number] if each.name in effects else None
@@ -93,7 +96,7 @@ def head_pictures(
                 "kind": "neuron" if isinstance(each.sublayer, NeuronHeads) else "head",
                 "cross": isinstance(each.sublayer, Attention) and each.sublayer.cross,
                 "activation": [*map(_rounded, activations[each.name][shown, number])],
-                "pattern": _pattern(each, number, patterns[each.name], shown),
+                "pattern": _pattern(each, number, patterns[each.name], shown, least),
                 "tokens": read.get(name, []),
                 "scores": why.get(name),
                 "effects": None if effect is None else [*map(_rounded, effect[shown])],
@@ -117,7 +120,7 @@ def head_pictures(
         "heads": rows,
         "sources": names,
         "missing": missing,
-        "notes": list(_notes(index, window, tokens, chosen, attributed=logit is not None)),
+        "notes": list(_notes(index, window, tokens, chosen, least, attributed=logit is not None)),
     }
 
 
@@ -139,7 +142,8 @@ def _activations(index: HeadIndex, named: Named, z: Array) -> Array:
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
-    limits = {True: most, False: max(1, _MAX_PATTERN_ENTRIES // max(min(tokens, MAX_TOKENS) ** 2, 1))}
+    shown = max(min(tokens, MAX_TOKENS), 1)
+    limits = {True: min(most, _MAX_ACTIVATIONS // shown), False: max(1, _MAX_PATTERN_ENTRIES // shown**2)}
     result: dict[str, list[int]] = {each.name: [] for each in index.sublayers}
     for neurons, limit in limits.items():
         own = [each.name for each in index.sublayers if isinstance(each.sublayer, NeuronHeads) is neurons]
@@ -163,13 +167,14 @@ def _read(
     return rows, dict(made.missing)
 
 
-def _pattern(named: Named, number: int, pattern: Array, shown: slice) -> list[Any]:
-    """The patterns of a head, or of all heads of a neuron."""
+def _pattern(named: Named, number: int, pattern: Array, shown: slice, least: float) -> list[Any]:
+    """The patterns of a head, without weights below `least`, or of all heads of a neuron."""
     own = named.sublayer
     if isinstance(own, NeuronHeads):
         found = [pattern[shown, each] for each in range(number, own.heads, own.neurons)]
     else:
-        found = [pattern[number, shown, slice(0, MAX_TOKENS) if own.cross else shown]]
+        weights = pattern[number, shown, slice(0, MAX_TOKENS) if own.cross else shown]
+        found = [np.where(weights < least, 0.0, weights)]
     return [np.nan_to_num(each.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist() for each in found]
 
 
@@ -209,10 +214,12 @@ def _explained(
 
 
 def _notes(
-    index: HeadIndex, window: range, tokens: int, chosen: Mapping[str, list[int]], *, attributed: bool
+    index: HeadIndex, window: range, tokens: int, chosen: Mapping[str, list[int]], least: float, *, attributed: bool
 ) -> Iterator[str]:
     if len(window) < tokens:
         yield f"Shown are tokens {window.start} to {window.stop - 1} of {tokens}."
+    if least:
+        yield f"Attention weights of original heads below {least} are left out."
     for neurons, kind in ((True, "neurons"), (False, "original heads")):
         own = [each for each in index.sublayers if isinstance(each.sublayer, NeuronHeads) is neurons]
         shown, every = sum(len(chosen[each.name]) for each in own), sum(each.sublayer.count for each in own)

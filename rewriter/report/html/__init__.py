@@ -112,8 +112,14 @@ def render_heads(data: Mapping[str, Any]) -> str:
 
 
 def _packed(weights: Sequence[float]) -> list[int]:
-    """Weights as integers, without the zeros at the end, which are those of later tokens."""
-    return list(np.trim_zeros([round(1e4 * weight) for weight in weights], "b"))
+    """Weights as integers; -n is n zeros, and the last zeros, which are those of later tokens, are left out."""
+    packed = list[int]()
+    for weight in np.trim_zeros([round(1e4 * weight) for weight in weights], "b"):
+        if weight or not packed or packed[-1] > 0:
+            packed.append(weight or -1)
+        else:
+            packed[-1] -= 1
+    return packed
 
 
 def _shortened(value: Any) -> Any:

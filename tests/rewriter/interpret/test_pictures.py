@@ -122,7 +122,14 @@ def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
         for head in found["heads"]:
             assert len(head["activation"]) == len(head["effects"]) == 5
             assert np.array(head["pattern"]).shape == (1, 5, 5 if head["kind"] == "head" else 2)
-    assert [token["place"] for token in head_pictures(MODEL, long, most=3)["tokens"]] == [0, 1, 2, 3, 4]
+    exact = head_pictures(MODEL, long, most=3)
+    assert [token["place"] for token in exact["tokens"]] == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(contents, "_MAX_EXACT_ENTRIES", 3 * 25 - 1)
+    coarse = head_pictures(MODEL, long, most=3)
+    assert coarse["notes"][1] == "Attention weights of original heads below 0.01 are left out."
+    for one, other in zip(exact["heads"], coarse["heads"], strict=True):
+        weights = np.array(one["pattern"])
+        assert other["pattern"] == np.where((weights < 0.01) & (one["kind"] == "head"), 0.0, weights).tolist()
 
 
 @pytest.mark.parametrize("stem", ["gated-decoder", "gelu-vision", "conformer-encoder", "gelu-encoder"])

@@ -67,7 +67,7 @@ RESULTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_follow_their_schema(name: str) -> None:
     schema, result = SCHEMAS[name.split(maxsplit=1)[0]], RESULTS[name]()

@@ -3,7 +3,12 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const SIDES = { Q: "Queries read", K: "Keys read", V: "Values read", O: "Writes" };
-for (const head of data.heads) head.pattern &&= head.pattern.map((rows) => rows.map((row) => Array.from({ length: head.keys }, (_, place) => (row[place] ?? 0) / 1e4)));
+// Weights are integers, and -n is n zeros; those behind the last weight are left out.
+const unpacked = (row, keys) => {
+  const made = row.flatMap((each) => (each < 0 ? Array(-each).fill(0) : each / 1e4));
+  return made.concat(Array(keys - made.length).fill(0));
+};
+for (const head of data.heads) head.pattern &&= head.pattern.map((rows) => rows.map((row) => unpacked(row, head.keys)));
 const heads = new Map(data.heads.map((head) => [head.name, head]));
 const attributed = data.heads.some((head) => head.effect !== null);
 let measure = attributed ? "effects" : "activation";
@@ -133,6 +138,7 @@ function thumbnail(head) {
   const [hot, muted] = ["--hot", "--muted"].map((name) => getComputedStyle(document.documentElement).getPropertyValue(name));
   const full = fullColour(head);
   rows.forEach((row, y) => row.forEach((value, x) => {
+    if (!value) return;
     const left = x === 0 && hatched(head);
     pen.fillStyle = left ? muted : hot;
     pen.globalAlpha = left ? (y % 2 ? 0.3 : 0) * shade(value) : shade(value, full);
@@ -231,8 +237,8 @@ function pattern(head, weights, what) {
   const neuron = head.kind === "neuron";
   const keys = weights[0]?.length ?? 0;
   const [down, across] = neuron ? [keys, weights.length] : [weights.length, keys];
-  const side = Math.max(8, Math.min(neuron ? 26 : 34, Math.floor(440 / Math.max(across, 1))));
-  const left = 80, top = 56;
+  const side = Math.max(4, Math.min(neuron ? 26 : 34, Math.floor(440 / Math.max(across, 1))));
+  const left = 80, top = 56, every = Math.ceil(11 / side);
   const high = neuron ? 22 : side;
   const attending = (row) => data.tokens[row]?.text ?? String(row);
   const attended = (place) => (neuron ? (place ? `bias token ${place}` : "itself") : key(place));
@@ -248,14 +254,17 @@ function pattern(head, weights, what) {
   const hatch = draw("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" });
   hatch.append(draw("path", { class: "hatch", d: "M-1 1 1 -1M0 6 6 0M5 7 7 5" }));
   if (hatched(head)) svg.append(hatch);
+  const frame = draw("rect", { class: "frame", x: left, y: top, width: across * side, height: down * high });
+  svg.append(frame);
   for (let column = 0; column < across; column++) {
-    if (side < 11 && column % 4) continue;
+    if (column % every) continue;
     const [x, y] = [left + column * side + side / 2 + 4, top - 6];
     svg.append(draw("text", { transform: `translate(${x} ${y}) rotate(-90)` }, String(columns(column)).slice(0, 7)));
   }
   for (let row = 0; row < down; row++) {
-    if (high >= 11 || row % 4 === 0) svg.append(draw("text", { x: left - 6, y: top + row * high + high / 2 + 4, "text-anchor": "end" }, rows(row).replace("bias token", "bias").slice(0, 10)));
+    if (high >= 11 || row % every === 0) svg.append(draw("text", { x: left - 6, y: top + row * high + high / 2 + 4, "text-anchor": "end" }, rows(row).replace("bias token", "bias").slice(0, 10)));
     for (let column = 0; column < across; column++) {
+      if (!weight(row, column)) continue;
       const cell = draw("rect", { class: "cell", x: left + column * side, y: top + row * high, width: side, height: high, "data-row": row, "data-column": column });
       cell.style.setProperty("--v", shade(weight(row, column), full).toFixed(3));
       if (column === 0 && hatched(head)) {
@@ -265,7 +274,6 @@ function pattern(head, weights, what) {
       svg.append(cell);
     }
   }
-  svg.append(draw("rect", { class: "frame", x: left, y: top, width: across * side, height: down * high }));
   const line = draw("rect", { class: "line", x: left, y: top, width: neuron ? side : across * side, height: neuron ? down * high : high, visibility: "hidden" });
   svg.mark = (token) => {
     line.setAttribute("visibility", token === undefined ? "hidden" : "visible");
@@ -291,8 +299,9 @@ function pattern(head, weights, what) {
   };
   for (const kind of ["pointermove", "click"]) {
     svg.addEventListener(kind, (event) => {
-      const { row, column } = event.target.dataset ?? {};
-      if (row !== undefined) show(Number(row), Number(column));
+      const box = frame.getBoundingClientRect();
+      const [row, column] = [[event.clientY - box.top, box.height, down], [event.clientX - box.left, box.width, across]].map(([far, whole, count]) => Math.floor((far / whole) * count));
+      if (row >= 0 && row < down && column >= 0 && column < across) show(row, column);
     });
   }
   svg.addEventListener("pointerleave", () => point());

@@ -98,7 +98,7 @@ def test_a_head_is_drawn_chosen_and_read(browser: Browser, pages: dict[str, Path
     assert texts(browser, "#parts li") == ["a0.250", " x-0.500", "y2.00", "everything else1.25"]
     # The head with the largest attribution comes first.
     assert texts(browser, "#head") == ["a.0.attn.1"]
-    assert browser.value("document.querySelectorAll('#patterns rect.cell')[8].style.getPropertyValue('--v')") == "0.837"
+    assert browser.value("document.querySelectorAll('#patterns rect.cell')[5].style.getPropertyValue('--v')") == "0.837"
     assert texts(browser, "#strip span") == ["a", " x", "y"]
     assert texts(browser, "#ranking button")[:2] == ["a.0.attn.1", "a.0.mlp_heads.1"]
     assert "Queries read, values read" in texts(browser, "#vocabulary p")[0]
@@ -144,7 +144,7 @@ def test_heads_that_rest_on_the_first_token(browser: Browser, tmp_path: Path) ->
         head["pattern"] = [[[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.6, 0.36, 0.04]]]
     page.write_text(render_heads(data), encoding="utf-8")
     browser.open(page, width=1280)
-    cells = "[...document.querySelectorAll('#patterns rect.cell')].slice(6)"
+    cells = "[...document.querySelectorAll('#patterns rect.cell')].slice(3)"
     colours = f"{cells}.map((each) => each.style.fill || each.style.getPropertyValue('--v'))"
     assert browser.value(colours) == ['url("#hatch")', "1.000", "0.333"]
     assert "75 % to the first token: hatched" in texts(browser, "#resting")[0]

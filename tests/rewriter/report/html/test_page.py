@@ -199,16 +199,18 @@ def test_a_large_model_makes_a_small_page(pages: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_as_many_heads_as_a_page_has_make_a_small_page() -> None:
-    """200 neurons and 64 original heads on 64 tokens, with the longest numbers."""
-    weights, data = (np.tril(np.random.default_rng(0).uniform(size=(64, 64))) / 10).round(4), heads_data()
+    """48 neurons and 40 original heads on 256 tokens, with the longest numbers, and 16 weights that are shown a row."""
+    uniform, data = np.random.default_rng(0).uniform(size=(256, 256)), heads_data()
+    weights = np.where(uniform < 1 / 16, np.tril(uniform) + 0.0101, 0.0).round(4)
     first, neuron = data["heads"][0], data["heads"][-1]
-    row = {"activation": [-1.234e-05] * 64, "effects": [-1.234e-05] * 64}
-    heads = [{**first, **row, "pattern": [weights.tolist()]}] * 64
-    data["heads"] = heads + [{**neuron, **row, "pattern": [weights[:, :3].tolist()] * 3}] * 200
+    row = {"activation": [-1.234e-05] * 256, "effects": [-1.234e-05] * 256}
+    heads = [{**first, **row, "pattern": [weights.tolist()]}] * 40
+    data["heads"] = heads + [{**neuron, **row, "pattern": [(uniform[:, :2] / 10).round(4).tolist()] * 3}] * 48
     made = render_heads(data)
     assert len(made.encode()) < 2_000_000
     shown = json.loads(Page(made).of("script")[0])["heads"][0]["pattern"]
-    np.testing.assert_allclose([row + [0] * (64 - len(row)) for row in shown[0]], 1e4 * weights, atol=1e-8)
+    rows = [[weight for each in row for weight in (-each * [0] if each < 0 else [each])] for row in shown[0]]
+    np.testing.assert_allclose([row + [0] * (256 - len(row)) for row in rows], 1e4 * weights, atol=1e-8)
 
 
 @pytest.mark.parametrize("text", [EVIL, "x" * 5000], ids=["hostile", "long"])
