@@ -28,7 +28,7 @@ from rewriter.interpret.why import ScoreTerms, scores_of
 from rewriter.proof.inputs.cases import Case
 
 MAX_TOKENS = 256  # of the sequence, on the page
-_MAX_PATTERN_ENTRIES, _MAX_ACTIVATIONS = 5 * 2**19, 3 * 2**12  # of all original heads; of all neurons
+_MAX_PATTERN_ENTRIES, _MAX_ACTIVATIONS = 5 * 2**19, 5 * 2**11  # of all original heads; of all neurons
 _MAX_EXACT_ENTRIES, _LEAST_WEIGHT = 2**18, 0.01  # with more entries of patterns, smaller weights are left out
 _MAX_SCORES, _SCORE_TERMS = 2**11, 5  # of all explained original heads; terms of each
 _SINK_FACTOR = 0.1  # for weights of the first token, when scores are chosen: many heads rest on it

@@ -41,7 +41,7 @@ def _spellings() -> Iterator[Any]:
 EACH_SPELLING = pytest.mark.parametrize(("text", "options"), tuple(_spellings()))
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(7)
 @EACH_SPELLING
 def test_every_spelling_stays_the_same(text: str, options: dict[str, Any]) -> None:
     same(mlp(text, **options))

@@ -75,6 +75,7 @@ def test_every_form_is_the_same_function(file: str, form: str) -> None:
     assert found.exact <= found.carried + bound
 
 
+@pytest.mark.sample(0)
 @EACH_FORM
 @EACH_MODEL
 def test_every_form_is_as_accurate(file: str, form: str) -> None:
@@ -107,6 +108,7 @@ def test_numbers_of_the_configuration(committed: Committed, folder: Path) -> Non
         assert row.name != "mlp"  # named after its module
 
 
+@pytest.mark.sample(0)
 @EACH_CONVERTED
 def test_only_softmax_attention_is_left_of_the_blocks(committed: Committed, folder: Path) -> None:
     report = report_of(committed.file, folder)

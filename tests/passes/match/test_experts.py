@@ -105,7 +105,7 @@ def test_experts_are_found(place: int) -> None:
     assert {operator.experts for operator in (*block.first, *block.second)} == {0 if one else 3}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @EACH_PLACE
 def test_experts_are_converted_and_certified(place: int) -> None:
     converted(expert_model(place))

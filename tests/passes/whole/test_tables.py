@@ -90,7 +90,7 @@ def test_heads_without_a_mask_are_kept_from_bias_tokens() -> None:
     assert_same(post_norm("", "scores"), (1, 1), (2, 7))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", [ADDED, CHOSEN], ids=["added", "chosen"])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("lowest", [-1e9, -np.inf])
@@ -119,7 +119,7 @@ MOVED = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MOVED)
 def test_what_positions_add_moves_into_w_qk(name: str) -> None:
     assert_same(post_norm(MOVED[name]), (1, 1), (2, 7), (3, LONGEST))
@@ -149,7 +149,7 @@ STAYS = {
 WHY = {"a mask by the length": "depends on the length", "another mask for each sequence": "differs between sequences"}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("lowest", [-1e9, -np.inf])
 @pytest.mark.parametrize("name", STAYS)
 def test_what_depends_on_data_stays_and_is_named(name: str, lowest: float) -> None:

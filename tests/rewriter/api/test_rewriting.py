@@ -120,6 +120,7 @@ def test_changed_signature_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
         rewrite(mlp(SILU))
 
 
+@pytest.mark.slow
 def test_a_note_says_how_far_heads_hold() -> None:
     (note,) = rewrite(mlp(SWIGLU)).notes
     assert note == (

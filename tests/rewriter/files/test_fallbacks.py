@@ -51,7 +51,7 @@ def relu(y: Array) -> Array:
     return np.maximum(y, 0)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("place", CALLS)
 @pytest.mark.parametrize(
     ("operator", "domain", "meaning"),

@@ -160,6 +160,7 @@ def three(self: Any, values: Any, *kind: int) -> str:
     return CONSTANT(self, [3] if values == [2] else values, *kind)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "wrong"), [("activation", b"relu"), ("constant", three)])
 def test_an_error_in_the_definition_is_found_by_the_run(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan and certificate share the definition; onnxruntime's kernel does not."""

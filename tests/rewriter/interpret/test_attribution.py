@@ -77,6 +77,7 @@ def lost(stem: str, start: Array | None = None, **options: Any) -> float:
     return float(decoder(stem).logits[-1, LOGIT] - decoder(stem).run(start, **options)[-1, LOGIT])
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("stem", EXACT)
 def test_paths_are_those_of_the_frozen_network(stem: str) -> None:
     found, start = attributed(stem), decoder(stem).streams["blocks.0.attn"]

@@ -45,7 +45,7 @@ def dequantised(chain: str, numbers: Array, scale: Array) -> Array:
     return shifted * scale if "scale" in nodes else shifted / 2 if "Div" in nodes else shifted * 2
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_weights_that_nodes_compute(chain: str) -> None:
     computed, plain = (onnx.load(FOLDER / "silu-decoder.onnx") for _ in range(2))
@@ -161,6 +161,7 @@ def _rows(array: Array, batch: int) -> Array:
     return array.reshape(batch, -1, array.shape[-1])
 
 
+@pytest.mark.slow
 def test_an_empty_cache_of_fixed_size_is_attributed() -> None:
     """Its tokens come first; tokens that it holds already are an unknown past."""
     feeds = FILES["13-static-cache"][1]

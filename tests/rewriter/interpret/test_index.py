@@ -136,6 +136,7 @@ def test_folding_the_normalisation_changes_nothing(path: Path) -> None:
 PLAIN_AND_INLINE: tuple[dict[str, Any], ...] = ({}, {"inline": True})
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("stem", "form", "options"),
     [

@@ -127,7 +127,7 @@ INTERVENTIONS: dict[str, tuple[Intervention, str | list[str], int, Any, Change]]
 """What is done to which heads, in which layer and entries, and what takes their place, of those of other inputs."""
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", INTERVENTIONS)
 @SOME
 def test_values_in_the_place_of_others(stem: str, what: str) -> None:
@@ -201,6 +201,7 @@ def test_later_interventions_add_to_earlier_ones(tmp_path: Path) -> None:
     assert model.SerializeToString() == doubled(stem).SerializeToString()
 
 
+@pytest.mark.slow
 def test_one_recorded_sequence_serves_all_and_other_sizes_fail() -> None:
     stem = "relu-decoder"
     model, feeds, others = doubled(stem), fed(stem), fed(stem, seed=1)
@@ -232,6 +233,7 @@ def test_several_cases_are_for_means_only(tmp_path: Path) -> None:
         patch(model, "*", tmp_path / "x.npz")
 
 
+@pytest.mark.slow
 def test_marks_that_do_not_fit() -> None:
     model = ablate(FOLDER / "silu-decoder.onnx", "blocks.1.attn.0")
     every = (entry for node in model.graph.node for entry in node.metadata_props)

@@ -63,7 +63,7 @@ REFUSED: tuple[tuple[Callable[[Any], Any], str], ...] = (
 )
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_refusals(call: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):

@@ -120,7 +120,7 @@ WRONG: tuple[tuple[str, str, Any], ...] = (
 )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("form", "what", "change"), WRONG)
 def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, change)

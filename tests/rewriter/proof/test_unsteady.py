@@ -52,6 +52,7 @@ def test_a_model_with_a_sliding_cache_is_itself() -> None:
     assert any("kk, vv are unwritten" in each for each in report.validation.notes)
 
 
+@pytest.mark.slow
 def test_an_error_in_the_written_part_is_refused() -> None:
     """By the run alone too: the certificate's own refusal is one failure, an output that is off another."""
     found = validate(sliding(), sliding(off=1e-3), providers="cpu")

@@ -199,13 +199,13 @@ def test_a_large_model_makes_a_small_page(pages: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_as_many_heads_as_a_page_has_make_a_small_page() -> None:
-    """48 neurons and 40 original heads on 256 tokens, with the longest numbers, and 16 weights that are shown a row."""
+    """40 neurons and 40 original heads on 256 tokens, with the longest numbers, and 16 weights that are shown a row."""
     uniform, data = np.random.default_rng(0).uniform(size=(256, 256)), heads_data()
     weights = np.where(uniform < 1 / 16, np.tril(uniform) + 0.0101, 0.0).round(4)
     first, neuron = data["heads"][0], data["heads"][-1]
     row = {"activation": [-1.234e-05] * 256, "effects": [-1.234e-05] * 256}
     heads = [{**first, **row, "pattern": [weights.tolist()]}] * 40
-    data["heads"] = heads + [{**neuron, **row, "pattern": [(uniform[:, :2] / 10).round(4).tolist()] * 3}] * 48
+    data["heads"] = heads + [{**neuron, **row, "pattern": [(uniform[:, :2] / 10).round(4).tolist()] * 2}] * 40
     made = render_heads(data)
     assert len(made.encode()) < 2_000_000
     shown = json.loads(Page(made).of("script")[0])["heads"][0]["pattern"]
