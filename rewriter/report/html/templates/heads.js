@@ -250,6 +250,7 @@ function pattern(head, weights, what) {
     class: "map", viewBox: `0 0 ${left + across * side + 4} ${height}`, width: left + across * side + 4, height, tabindex: "0", role: "img",
     "aria-label": `Pattern ${what}: ${neuron ? "columns are tokens, rows" : "rows are tokens, columns"} what they attend to. Arrow keys read values.`,
   });
+  svg.style.minWidth = `${left + 3 * across}px`; // narrower columns cannot be pointed at
   const full = fullColour(head);
   const hatch = draw("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" });
   hatch.append(draw("path", { class: "hatch", d: "M-1 1 1 -1M0 6 6 0M5 7 7 5" }));
