@@ -347,8 +347,8 @@ class Pair:
                 self._differ.append((reading, case))
                 failures = self._heads[reading].failures if reading in self._heads else {}
                 self._about = self._about or next(iter(failures), "")
-                unread = [f"; the heads of '{name}' were not read: {text}" for name, text in failures.items()][:1]
-                self._reason = "".join([f"output '{differing[0]}' has other values", *unread])
+                unread = [f"what became of '{name}' there was not read: {text}" for name, text in failures.items()]
+                self._reason = "; ".join([f"output '{differing[0]}' has other values", *unread[:1]])
                 return None
         self._partly = self._read_in_part(ours, theirs)
         further = self._longer(theirs) if self._partly and len(drawn) > 1 else None
