@@ -607,9 +607,9 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
 
 
 def _scale(weight: Array) -> int | None:
-    """The power of 2 by which most entries are integers up to 2^51; None for float64, and with infinities or NaN."""
-    top = float(np.abs(weight).max(initial=0)) if is_float(weight) and weight.dtype.itemsize <= 4 else np.inf
-    return 51 - math.frexp(top)[1] if np.isfinite(top) else None
+    """The power of 2 by which entries of 24 bits are integers up to 2^51; None for integers, infinities and NaN."""
+    top = float(np.abs(weight).max(initial=0)) if is_float(weight) else np.inf
+    return min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
 
 
 def mix(h: Array) -> Array:

@@ -187,7 +187,8 @@ def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:
 _WEIGHTS = [
     *((kind, (64, 65), []) for kind in (np.float32, np.float16, np.float64)), (np.float32, (9000, 2), [-1e30]),
     *((np.float32, (64, 65), each) for each in ([1e30, 1e-12, 1e-40], 10.0 ** -np.arange(40), [-np.inf, 1.0])),
-    (np.float64, (64, 65), [-(2.0**60)]),
+    *((np.float64, (64, 65), each) for each in ([-(2.0**60)], [1 / 3] * 40, [1e300, 0.1])),
+    (np.float64, (1, 1), [1e-300]),
 ]  # fmt: skip
 
 
