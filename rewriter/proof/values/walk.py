@@ -60,9 +60,12 @@ class Kept(Fingerprints):
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         super().computed(node, name, environment)
         if self.makers.get(name) is node and name not in self.values:  # not a part of a definition, of any name
-            weights = self.program.weights(self.program.graph)
-            new = (each for each in (*node.input, name) if each and (self._keep is None or each in self._keep))
-            self.values.update({each: environment[each] for each in new if each not in weights})
+            weights, names = self.program.weights(self.program.graph), [each for each in (*node.input, name) if each]
+            walked = any(isinstance(environment[each], Value) for each in names)  # no walk enters large constants
+            for each in names:
+                small = walked or getattr(environment[each], "size", 0) <= _SMALL
+                if small and each not in weights and (self._keep is None or each in self._keep):
+                    self.values[each] = environment[each]
 
     @cached_property
     def numbers(self) -> dict[int, float]:
