@@ -15,7 +15,7 @@ import onnx
 
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation, Values
 from passes.programs.program import Array
-from passes.programs.solve import Function, Parameters
+from passes.programs.solve import UNSOLVED, Function, Parameters
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
@@ -161,7 +161,10 @@ def identify_function(f: Function, tolerance: float, table: Sequence[Activation]
 def _attempt(activation: Activation, f: Function, points: Array, values: Array, tolerance: float) -> Identified | None:
     """Solve for the entry's parameters, preferring round or float32 numbers."""
     with np.errstate(all="ignore"):
-        solved = activation.solve(f)
+        try:
+            solved = activation.solve(f)
+        except UNSOLVED:
+            solved = None
         if solved is None:
             return None
         plain, stored = tuple(round(value, 4) for value in solved), tuple(float(np.float32(value)) for value in solved)

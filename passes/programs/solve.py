@@ -1,6 +1,7 @@
 """Solving for the parameters of an activation, from a few values of an unknown function.
 
-A solver returns candidates, which `passes.match.identify` tests on a whole grid, or None for another activation.
+A solver returns candidates, which `passes.match.identify` tests on a whole grid. For another activation it returns None
+or raises one of `UNSOLVED`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from passes.programs.program import Array
 Function = Callable[[Array], Array]
 Parameters = tuple[float, ...]
 Solve = Callable[[Function], Parameters | None]
+UNSOLVED = (ArithmeticError, ValueError, StopIteration)  # quotients and logarithms without a value; no bend
 FAR = 1e4  # where sigmoid-shaped functions have reached their limits
 
 
@@ -28,11 +30,11 @@ def logit(p: float) -> float:
     return math.log(p / (1.0 - p))
 
 
-def _bend(share: Callable[[float], float]) -> tuple[float, float] | None:
-    """A y > 0 at which the sigmoid is numerically away from both asymptotes, and its value."""
+def _bend(share: Callable[[float], float]) -> tuple[float, float]:
+    """A y > 0 at which the sigmoid is numerically away from both asymptotes, and its value. Raises StopIteration."""
     places = [1.0, *(2.0 ** (sign * power) for power in range(1, 21) for sign in (-1, 1))]
     shares = ((place, share(place)) for place in places)
-    return next(((place, found) for place, found in shares if 0.02 < found < 0.98), None)
+    return next((place, found) for place, found in shares if 0.02 < found < 0.98)
 
 
 def self_gated(quantile: Callable[[float], float]) -> Solve:
@@ -40,11 +42,8 @@ def self_gated(quantile: Callable[[float], float]) -> Solve:
 
     def solve(f: Function) -> Parameters | None:
         height = at(f, 1.0) - at(f, -1.0)
-        if not math.isfinite(height) or height == 0.0:
-            return None
-        found = _bend(lambda y: at(f, y) / (height * y))
-        # A straight line has S(k y) = 1/2, k = 0.
-        return None if found is None or found[1] == 0.5 else (quantile(found[1]) / found[0], height)
+        place, found = _bend(lambda y: at(f, y) / (height * y))
+        return None if found == 0.5 else (quantile(found) / place, height)  # a straight line has S(k y) = 1/2, k = 0
 
     return solve
 
@@ -58,10 +57,8 @@ def two_slopes(f: Function) -> Parameters | None:
 def logistic(f: Function) -> Parameters | None:
     """(k, height, low) of low + height sigmoid(k y)."""
     low, high = at(f, -FAR), at(f, FAR)
-    if not math.isfinite(high - low) or high == low:
-        return None
-    found = _bend(lambda y: (at(f, y) - low) / (high - low))
-    return None if found is None else (logit(found[1]) / found[0], high - low, low)
+    place, found = _bend(lambda y: (at(f, y) - low) / (high - low))
+    return logit(found) / place, high - low, low
 
 
 _PROBES = np.concatenate([-np.logspace(2, -4, 400), [0.0], np.logspace(-4, 2, 400)])
@@ -90,18 +87,14 @@ def clip(f: Function) -> Parameters | None:
 def exponential_linear(f: Function) -> Parameters | None:
     """(right, depth, rate) of right y above 0 and depth (e^(rate y) - 1) below."""
     right, depth = at(f, 1.0), -at(f, -FAR)
-    if not math.isfinite(right) or not math.isfinite(depth) or depth == 0.0:
-        return None
-    found = _bend(lambda y: 1.0 + at(f, -y) / depth)
-    return None if found is None else (right, depth, -math.log(found[1]) / found[0])
+    place, found = _bend(lambda y: 1.0 + at(f, -y) / depth)
+    return (right, depth, -math.log(found) / place) if math.isfinite(right) else None
 
 
 def exponential(f: Function) -> Parameters | None:
     """(rate, factor) of factor e^(rate y)."""
-    start, next_value = at(f, 0.0), at(f, 1.0)
-    if start == 0.0 or not math.isfinite(next_value) or next_value / start <= 0.0 or next_value == start:
-        return None
-    return math.log(next_value / start), start
+    start, rate = at(f, 0.0), math.log(at(f, 1.0) / at(f, 0.0))
+    return (rate, start) if rate != 0.0 and math.isfinite(rate) else None
 
 
 def softplus(f: Function) -> Parameters | None:
