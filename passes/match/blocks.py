@@ -155,7 +155,6 @@ class Fact:
 
     leaves: tuple[str, ...]  # of which this tensor is a function; itself where it is one, or beyond an activation
     operators: Operators = ()  # whose outputs a leaf sums; empty for other tensors
-    trailing: tuple[int, ...] = ()
     miss: Miss | None = None  # why the leaf is not a linear map of data after all, so that its activations are left
     nonlinear: bool = False
     ends: str = ""  # for a tensor beyond an activation, the activation's output
@@ -223,9 +222,9 @@ class Dataflow:
         elif onnx_own and node.op_type in PARTS | REARRANGED | QUANTISING:
             self._shape_only(index, node)
         elif key_of(node) in _ON_QUANTISED and (data := self._of_quantised(node)):
-            self._follow(node.output[0], data, index)
+            self._follow(node, node.output[0], data)
         elif onnx_own and node.op_type == "BatchNormalization" and self._is_inference(node):
-            self._follow(node.output[0], node.input[0], index)
+            self._follow(node, node.output[0], node.input[0])
         else:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
 
@@ -297,9 +296,9 @@ class Dataflow:
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
             return
         for output in outputs:
-            self._follow(output, data, index)
+            self._follow(node, output, data)
 
-    def _follow(self, output: str, data: str, index: int) -> None:
+    def _follow(self, node: onnx.NodeProto, output: str, data: str) -> None:
         """Record that `output` is an affine or shape-only image of `data`, unless that is opaque.
 
         It becomes a separate leaf (or a tensor beyond the activation): the halves of a Split are a gate and a value.
@@ -308,10 +307,10 @@ class Dataflow:
         if fact is None:
             return
         if fact.nonlinear or fact.ends:
-            rounded = fact.rounded or self._view.nodes[index].op_type in QUANTISING
+            rounded = fact.rounded or node.op_type in QUANTISING
             self.facts[output] = Fact((output,), ends=fact.ends or data, rounded=rounded)
         elif (source := self._affine_source(fact)) is not None:
-            self.facts[output] = replace(source, leaves=(output,), trailing=(*source.trailing, index))
+            self.facts[output] = replace(source, leaves=(output,))
 
     def _affine_source(self, fact: Fact) -> Fact | None:
         source = self.leaf(fact.leaves[0])
@@ -330,7 +329,7 @@ class Dataflow:
             others = [name for name in data if name not in self._scales]
             self._scales.update(() if others else node.output)
             if len(others) == 1:  # the integer product, as floats
-                self._follow(node.output[0], others[0], index)
+                self._follow(node, node.output[0], others[0])
             return
         if not self._plain(node) or not data:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
@@ -339,20 +338,20 @@ class Dataflow:
             self._block(node, Miss(f"its output feeds {label(norm)}, which is not a linear operator", label(norm)))
             return
         if node.op_type in ("Add", "Sum") and (terms := self._without_chosen(data)) != data:
-            self._follow(node.output[0], terms[0], index)
+            self._follow(node, node.output[0], terms[0])
             return
         constant = (name for name in names if name in self.constants)
         wide = [name for name in constant if not self._is_scalar(name, data[0]) or self._is_bias(node, name, data)]
         known = [self.facts[name] for name in data if name in self.facts]
         affine = all(not fact.nonlinear and not fact.ends for fact in known)
         if wide and not (node.op_type == "Sum" and len(data) > 1 and affine):
-            self._with_wide_constant(index, node, data, wide[0])
+            self._with_wide_constant(node, data, wide[0])
         elif len(known) < len(data):
             outsider = next(name for name in data if name not in self.facts)
             why = f"it meets '{outsider}', not from a linear operator, in {label(node)}"
             self._block(node, Miss(why, label(node)))
         else:
-            self._combine(index, node, data, known)
+            self._combine(node, data, known)
 
     def _norm_of_square(self, node: onnx.NodeProto, operands: Sequence[str]) -> onnx.NodeProto | None:
         """The mean of a square in a spelled-out normalisation; such a square is not an activation."""
@@ -378,10 +377,10 @@ class Dataflow:
         alone = node.op_type == "Add" and len(data) == 1 and len(self._view.consumers.get(data[0], ())) == 1
         return single and alone and self.constants.shape(name) == (1,)
 
-    def _with_wide_constant(self, index: int, node: onnx.NodeProto, data: list[str], wide: str) -> None:
+    def _with_wide_constant(self, node: onnx.NodeProto, data: list[str], wide: str) -> None:
         """A constant per channel, token or expert: affine, or not a function of the entry alone."""
         if len(data) == 1 and (node.op_type in _SUMS or self._is_scaling(node, data)):
-            self._follow(node.output[0], data[0], index)
+            self._follow(node, node.output[0], data[0])
         elif (fact := self.facts.get(data[0])) is not None:
             shape = list(self.constants.shape(wide) or ())
             miss = Miss(f"{label(node)} has a constant of shape {shape} where a scalar is needed", label(node))
@@ -393,13 +392,13 @@ class Dataflow:
         operands = [name for name in node.input if name and name not in self.constants]
         return len(operands) == 1 and (node.op_type == "Mul" or (node.op_type == "Div" and node.input[0] == data[0]))
 
-    def _combine(self, index: int, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
+    def _combine(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
         output = node.output[0]
         affine = node.op_type in _SUMS | _LINEAR_MAPS or self._is_scaling(node, data)
         beyond = [fact for fact in facts if fact.ends]
         if affine and (len(facts) == 1 if not all(fact.rounded for fact in beyond) else len(beyond) == 1):
             # After an affine or shape-only operator a scalar factor may still follow.
-            self._follow(output, next(name for name, fact in zip(data, facts, strict=True) if fact.ends), index)
+            self._follow(node, output, next(name for name, fact in zip(data, facts, strict=True) if fact.ends))
             return
         if not all(fact.rounded for fact in beyond):
             # Directly after the first, the two would be one function.
@@ -414,9 +413,8 @@ class Dataflow:
             # A sum of projections is a projection: x W + (x A) B, for example, is a LoRA adapter beside its weight.
             sources = [self.leaf(leaf) for leaf in leaves]
             operators = tuple(operator for source in sources for operator in source.operators)
-            trailing = tuple(dict.fromkeys(step for source in sources for step in source.trailing))
             miss = next((source.miss for source in sources if source.miss), None)
-            self.facts[output] = Fact((output,), operators, (*trailing, index), miss)
+            self.facts[output] = Fact((output,), operators, miss)
         elif len(leaves) > 2:
             # A head reads one number for its logits and one for its value.
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
@@ -459,7 +457,7 @@ class Dataflow:
             source = self.leaf(fact.leaves[0])
             if not alone[place] or not source.operators or fact.leaves[0] in other.leaves:
                 continue
-            leaf = replace(source, leaves=(name,), trailing=(*source.trailing, *steps[place]))
+            leaf = replace(source, leaves=(name,))
             if not fact.nonlinear and any(self._view.nodes[step].op_type in _SUMS for step in steps[place]):
                 found[place] = self.facts[name] = leaf
             elif factors and (len(steps[place]), -place) < (len(steps[1 - place]), place - 1):
@@ -636,12 +634,10 @@ class Finder:
         return Left(name, self._view.where, shown, kinds(first), kinds(sinks), miss)
 
     def _leaf_type(self, leaf: str) -> int:
-        """The element type of a leaf, or of its nearest floating-point operand: MatMulNBits stops shape inference."""
-        source = self._flow.leaf(leaf)
-        makers = (self._view.nodes[at] for at in (*source.trailing[::-1], *(op.node for op in source.operators[::-1])))
-        names = (name for node in makers for name in (*node.output, *node.input))
-        known = (elem_type for name in names if (elem_type := self._view.type_of(name).elem_type) in FLOATS)
-        return self._view.type_of(leaf).elem_type or next(known, 0)
+        """The element type of a leaf; where inference stops before it, of a floating-point operand of its operators."""
+        nodes = (self._view.nodes[operator.node] for operator in self._flow.leaf(leaf).operators)
+        types = (self._view.type_of(name).elem_type for node in nodes for name in node.input)
+        return self._view.type_of(leaf).elem_type or next((each for each in types if each in FLOATS), 0)
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
