@@ -16,7 +16,6 @@ import numpy as np
 
 from passes.match.identify import Identified, Unknown
 from passes.programs.activations import Activation
-from passes.programs.closed_forms import gate, needs_line, with_line
 from passes.programs.program import FACTORED, MARGIN, Arithmetic, Array, BiasToken, Head, Program, grid
 from passes.programs.solve import Function
 
@@ -69,12 +68,10 @@ def fitted(
         power = 10.0 ** math.floor(math.log10(error))
         how = f"accept it with --accuracy {math.ceil(error / power) * power:.0e}, or give a smaller --option domain=R"
         return f"the closest fit on |y| <= {domain:g} has error {error:.2g}; {how}"
-    if not gated:
-        return program
-    lined = quick and needs_line(program)
-    if not lined and len(program.heads) != 1:
+    activation = replace(named.activation, program=lambda *_: program)
+    made = activation.program_for((), arithmetic, gated=gated, quick=quick)
+    if made is None:
         return f"its fit has several heads, which cannot become a gate; {_ADVICE}"
-    made = with_line(program, arithmetic) if lined else gate(program, arithmetic)
     if made.max_error > max(allowed, _GATE_TOLERANCE * arithmetic.tolerance):
         return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_ADVICE}"
     return made

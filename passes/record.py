@@ -89,11 +89,11 @@ def _as_json(value: Any) -> Any:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_record(model: onnx.ModelProto) -> Record | None:
-    """The plan that a model carries; None if it carries none. Raises PlanError where it is not as above."""
+def read_record(model: onnx.ModelProto) -> Record:
+    """The plan that a model carries, an empty one by default. Raises PlanError where it is not as above."""
     found = [entry.value for entry in model.metadata_props if entry.key == KEY]
     if not found:
-        return None
+        return Record({}, ())
     if len(found) > 1:
         raise PlanError("there are several")
     if len(found[0]) > MAX_BYTES:
@@ -208,7 +208,7 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
         record = read_record(model)
     except PlanError as error:
         return Recognised(notes=(f"the plan in the file's metadata is ignored: {error}",))
-    if record is None:
+    if not record.blocks:
         return Recognised()
     views = {view.path: view for view in all_views(model)}
     flow_of = cache(lambda path: Dataflow(views[path]))

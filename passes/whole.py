@@ -63,10 +63,6 @@ _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
 
 
-def _passes_scores(node: onnx.NodeProto, place: int) -> bool:
-    return node.op_type in SCORING and (node.op_type != "Sub" or not place)
-
-
 @dataclass(frozen=True)
 class Core:
     """The heads of one attention sublayer; indices are those of nodes, steps in graph order by scores or pattern."""
@@ -266,9 +262,12 @@ class Reader:
         return nearest[0] if len(nearest) == 1 else None
 
     def _before(self, softmax: onnx.NodeProto) -> tuple[int, tuple[Step, ...]]:
+        def passes(node: onnx.NodeProto, place: int) -> bool:
+            return node.op_type in SCORING and (node.op_type != "Sub" or not place)
+
         scores = softmax.input[0]
         for least in (2, 1):  # queries may be weights, as of a head that pools
-            ways = self.view.routes(scores, partial(self._is_product, least=least), _passes_scores)
+            ways = self.view.routes(scores, partial(self._is_product, least=least), passes)
             for product, steps in sorted(ways, key=lambda way: [place for _, place in way[1]])[:1]:
                 return product, steps[::-1]
         reason = "its scores are not a product of queries and keys, scaled, masked or capped"

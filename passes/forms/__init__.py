@@ -7,19 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from passes.conversion import Conversion, decide
+from passes.forms import softmax
 from passes.forms.local import emit_local
-from passes.forms.softmax import (
-    activation,
-    emit_compact,
-    emit_masked,
-    emit_maskless,
-    emit_staged,
-    emit_whole,
-    prepare_compact,
-    prepare_masked,
-    prepare_maskless,
-    with_projections,
-)
 from passes.match.blocks import Block
 from passes.options import COMPACT, LOCAL, STAGED, WHOLE, Options
 from passes.programs.program import groups_of
@@ -56,7 +45,7 @@ def _square(conversion: Conversion, _: int, tokens: int) -> Counts:
 
 
 def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:
-    program, in_place = activation(conversion)
+    program, in_place = softmax.activation(conversion)
     heads, rows, _ = _square(replace(conversion, program=program), width, tokens)
     block, d_head = conversion.block, conversion.options.d_head
     made = (block.neurons or 0) * (1 if block.gate == block.value else 2)
@@ -66,31 +55,31 @@ def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:
 
 def _prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
     """Scores are clamped at 2^60: where heads compute f(y) - y, that is proved up to there."""
-    made = prepare_maskless(view, conversion)
-    if not activation(made)[1]:
+    made = softmax.prepare_rows(view, conversion)
+    if not softmax.activation(made)[1]:
         return made
     return replace(made, program=replace(made.program, domain=min(made.program.domain, 2.0**59)))
 
 
 def _prepare_whole(view: GraphView, conversion: Conversion) -> Conversion:
     """As form `compact` where the linear operators are not plain matrices, or as the options say."""
-    known = with_projections(view, conversion)
+    known = softmax.with_projections(view, conversion)
     if known.projections is None or known.options.neurons == COMPACT:
-        return prepare_compact(view, replace(known, form=COMPACT))
+        return softmax.prepare_compact(view, replace(known, form=COMPACT))
     if known.options.neurons == STAGED:
         return _prepare_staged(view, replace(known, form=STAGED))
-    return prepare_maskless(view, known)
+    return softmax.prepare_rows(view, known)
 
 
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
         Form(LOCAL, "each query against its own key and bias keys", _local, lambda _, each: each, emit_local),
-        Form(COMPACT, "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
-        Form("masked", "one attention sublayer under a mask", _square, prepare_masked, emit_masked),
-        Form("maskless", "positions and -omega in W_QK, no mask", _square, prepare_maskless, emit_maskless),
-        Form(STAGED, "three sublayers: linear, activation, linear", _staged, _prepare_staged, emit_staged),
-        Form(WHOLE, "one stream for the network, all masks in W_QK", _square, _prepare_whole, emit_whole),
+        Form(COMPACT, "the pattern over {self, bias tokens}", _compact, softmax.prepare_compact, softmax.emit_compact),
+        Form("masked", "one attention sublayer under a mask", _square, softmax.prepare_rows, softmax.emit_rows),
+        Form("maskless", "positions and -omega in W_QK, no mask", _square, softmax.prepare_rows, softmax.emit_rows),
+        Form(STAGED, "three sublayers: linear, activation, linear", _staged, _prepare_staged, softmax.emit_staged),
+        Form(WHOLE, "one stream for the network, all masks in W_QK", _square, _prepare_whole, softmax.emit_whole),
     )
 }
 

@@ -382,25 +382,24 @@ def with_projections(view: GraphView, conversion: Conversion) -> Conversion:
         return replace(conversion, by_reference=lost.miss.reason)
 
 
-def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
-    """The projections as plain matrices. Raises LostError where they are not."""
-    prepared = with_projections(view, conversion)
+def prepare_rows(view: GraphView, conversion: Conversion) -> Conversion:
+    """The projections as plain matrices. Raises LostError where they are not.
+
+    Except in form `masked`, also if the positions are too many to replace the mask, or too few.
+    """
+    prepared, output = with_projections(view, conversion), conversion.block.output
     if prepared.projections is None:
         reason = f"form {conversion.form} replaces whole blocks, and {prepared.by_reference}; use form compact or local"
-        raise LostError(reason, conversion.block.output)
-    return prepared
-
-
-def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
-    """As for form `masked`. Raises LostError if the positions are too many to replace the mask, or too few."""
-    prepared, output = prepare_masked(view, conversion), conversion.block.output
-    shape = view.type_of(prepared.whole_block.query.data).shape
+        raise LostError(reason, output)
+    if conversion.form == "masked":
+        return prepared
+    shape = view.type_of(prepared.projections.query.data).shape
     length = shape[-2] if shape is not None and len(shape) > 1 else None
     fixed = length if isinstance(length, int) else 0
     limit = prepared.options.max_tokens or fixed or prepared.options.positions
     if fixed > limit:
         raise LostError(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
-    slots = limit + max(group.bias_tokens for group in groups_of(prepared.program))
+    slots = limit + prepared.program.bias_tokens
     size = slots * slots * np.dtype(prepared.dtype).itemsize
     if size > LARGEST_PATTERN:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
@@ -415,23 +414,19 @@ def activation(conversion: Conversion) -> tuple[Program, bool]:
     return (minus if in_place else conversion.program), in_place
 
 
-def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
-    """Emit one conversion; reads no weights."""
-    b, layout = Builder.of(view, conversion), _layout(conversion, groups_of(conversion.program))
-    data, stream, count = open_stream(b, conversion, layout)
-    written = attend_block(b, conversion, layout, stream, under_mask(b, stream, count), count)
-    return in_place(b, conversion, written, data)
-
-
-def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
-    """Emit one conversion; reads no weights."""
+def emit_rows(view: GraphView, conversion: Conversion) -> Replacement:
+    """Emit one conversion in form `masked` or `maskless`; reads no weights."""
     b, groups = Builder.of(view, conversion), groups_of(conversion.program)
-    layout, slots = _layout(conversion, groups), Positions(b, groups, conversion.options.positions)
+    layout = StreamColumns(conversion.whole_block.query.in_features, conversion.program.bias_tokens)
+    slots = None if conversion.form == "masked" else Positions(b, groups, conversion.options.positions)
     data, stream, count = open_stream(b, conversion, layout, slots)
-    read = b.rows(stream, 0, layout.width, 2, "stream_columns")
-    columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
-    written = attend_block(b, conversion, layout, read, by_positions(b, slots, columns), count)
-    return in_place(b, conversion, written, data)
+    if slots is None:
+        read, pattern = stream, under_mask(b, stream, count)
+    else:
+        read = b.rows(stream, 0, layout.width, 2, "stream_columns")
+        columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
+        pattern = by_positions(b, slots, columns)
+    return in_place(b, conversion, attend_block(b, conversion, layout, read, pattern, count), data)
 
 
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
@@ -464,10 +459,6 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     return in_place(b, conversion, attend_block(b, conversion, layout, read, pattern, count), data)
 
 
-def _layout(conversion: Conversion, groups: tuple[Group, ...]) -> StreamColumns:
-    return StreamColumns(conversion.whole_block.query.in_features, max(group.bias_tokens for group in groups))
-
-
 # -- three sublayers -----------------------------------------------------------------------------------------------
 
 
@@ -482,7 +473,8 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     first = {"linear_1_0": query, "linear_1_1": projections.value} if projections.gated else {"linear_1": query}
     made = neurons * len(first)
     hidden = made if direct else made + neurons
-    layout, slots = _layout(conversion, groups), Positions(b, groups, conversion.options.positions)
+    layout = StreamColumns(model, program.bias_tokens)
+    slots = Positions(b, groups, conversion.options.positions)
     start = model + 1 + slots.slots
     data, stream, count = open_stream(b, conversion, layout, slots, hidden)
     ones = b.rows(stream, model, layout.width, 2, "indicator_columns")
@@ -547,13 +539,6 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
     return replace(prepared, program=program.rounded(np.float32, factored=False, conditioned=True), double=False)
 
 
-def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
-    """Emit one conversion; reads no weights."""
-    single = conversion.widened and conversion.program.double
-    b = Builder.of(view, conversion).typed(onnx.TensorProto.FLOAT if single else conversion.compute_type)
-    return _by_reference(b, view, conversion) if conversion.projections is None else _compact_sublayer(b, conversion)
-
-
 OwnKey = Callable[[np.ndarray, str], Tensor]  # [batch, tokens, 1, d_head] from d_head numbers and a suffix for names
 
 
@@ -592,8 +577,13 @@ def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) ->
     return b.add(b.mul(own, z, f"z_self{suffix}"), constant, f"z{suffix}")
 
 
-def _compact_sublayer(b: Builder, conversion: Conversion) -> Replacement:
-    projections, elem_type = conversion.whole_block, conversion.block.elem_type
+def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
+    """Emit one conversion; reads no weights."""
+    single = conversion.widened and conversion.program.double
+    b = Builder.of(view, conversion).typed(onnx.TensorProto.FLOAT if single else conversion.compute_type)
+    if conversion.projections is None:
+        return _by_reference(b, view, conversion)
+    projections, elem_type = conversion.projections, conversion.block.elem_type
     neurons, scoring = projections.query.out_features, b.typed(conversion.compute_type)
     layout = StreamColumns(projections.query.in_features, bias_tokens=0)  # this stream has no rows of bias tokens
     data = b.read(projections.query.data, elem_type, "input")

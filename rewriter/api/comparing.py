@@ -165,8 +165,6 @@ def stated(model: onnx.ModelProto, accuracy: float | None) -> Stated:
         record = read_record(model)
     except PlanError as error:
         return Stated(notes=(f"the plan in the metadata of the second model is ignored: {error}",))
-    if record is None:
-        return Stated()
     coarser = record.options.get("accuracy")
     notes: tuple[str, ...] = ()
     if isinstance(coarser, float) and coarser > (accuracy or 0.0):

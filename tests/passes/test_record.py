@@ -11,7 +11,7 @@ import pytest
 from passes.forms import FORMS
 from passes.options import Options
 from passes.plan import make_plan
-from passes.record import KEY, MAX_BYTES, PlanError, read_record
+from passes.record import KEY, MAX_BYTES, PlanError, Record, read_record
 from rewriter import rewrite
 from tests.changes import copied, run
 from tests.committed import FOLDER
@@ -26,10 +26,6 @@ def made(model: Any, **options: Any) -> onnx.ModelProto:
 def masked() -> onnx.ModelProto:
     """Not to be changed: the tests share it."""
     return made(FOLDER / "silu-decoder.onnx", form="masked")
-
-
-def record_of(model: onnx.ModelProto) -> Any:
-    return read_record(model)
 
 
 def text_of(model: onnx.ModelProto) -> str:
@@ -55,7 +51,7 @@ def claiming(model: onnx.ModelProto, statement: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("file", ["silu-decoder", "gelu-encoder", "gated-decoder"])
 def test_it_says_what_was_planned(file: str, form: str) -> None:
     original = onnx.load(FOLDER / f"{file}.onnx")
-    record = record_of(made(original, form=form))
+    record = read_record(made(original, form=form))
     plan = make_plan(original, Options(form=form))
     assert record.options == ({} if form == "local" else {"form": form})
     assert len(record.blocks) == len(plan.conversions) == 2
@@ -70,7 +66,7 @@ def test_it_says_what_was_planned(file: str, form: str) -> None:
 
 def test_fitted_heads_are_in_it() -> None:
     model = mlp("t = Tanh(y) s = Sigmoid(t) h = Mul(y, s)")
-    (block,) = record_of(made(model, domain=4.0, accuracy=1e-3)).blocks
+    (block,) = read_record(made(model, domain=4.0, accuracy=1e-3)).blocks
     named = block.block.identified
     assert (named.activation.name, named.parameters, block.program.domain) == ("f", (), 4.0)
     assert block.program.heads
@@ -80,7 +76,7 @@ def test_other_metadata_stays() -> None:
     model = mlp(SILU)
     model.metadata_props.add(key="licence", value="none")
     assert [entry.key for entry in made(model).metadata_props] == ["licence", KEY]
-    assert read_record(model) is None
+    assert read_record(model) == Record({}, ())
 
 
 DAMAGE = (
