@@ -21,11 +21,11 @@ from passes.record import Recognised, inline_values, recognise, with_record
 from passes.whole import SCORING, Join, Reader, Whole, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
-from rewriter.graph.edit import Replacement, inlined, splice
+from rewriter.graph.edit import inlined, splice
 from rewriter.graph.elementwise import MICROSOFT, NONLINEAR
 from rewriter.graph.fused import in_parts, saturating, with_parts
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import ONNX_DOMAINS, GraphView, LostError, Miss, Path, all_views, key_of
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, LostError, Miss, all_views, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external
 
 _NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
@@ -98,15 +98,14 @@ def apply(plan: Plan) -> onnx.ModelProto:
     if any(present.get((each.domain, each.name), each) != each for each in needed):
         conversions = tuple(replace(each, inline=True) for each in conversions)
         replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
-    by_path: dict[Path, list[Replacement]] = {}
-    for conversion, replacement in zip(conversions, replacements, strict=True):
-        by_path.setdefault(conversion.block.path, []).append(replacement)
+    placed = [(each.block.path, made) for each, made in zip(conversions, replacements, strict=True)]
     if plan.whole is not None:
-        by_path[()] += [part for core in plan.whole.cores for part in Join(plan.whole, plan.views[0], *core).parts()]
+        cores = (Join(plan.whole, plan.views[0], *core) for core in plan.whole.cores)
+        placed += [((), part) for core in cores for part in core.parts()]
         result.graph.initializer.extend(plan.whole.constants())
     for view in plan.views:
-        if view.path in by_path:
-            splice(result, view, by_path[view.path])
+        if parts := [made for path, made in placed if path == view.path]:
+            splice(result, view, parts)
     if not conversions:
         return result
     return with_record(result, [*plan.recognised.blocks, *conversions], plan.options)

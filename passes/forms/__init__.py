@@ -34,14 +34,12 @@ def _local(conversion: Conversion, _: int, tokens: int) -> Counts:
 
 
 def _compact(conversion: Conversion, width: int, tokens: int) -> Counts:
-    heads, _, keys = _square(conversion, width, 0)
-    return heads, tokens, keys + 1
+    return _square(conversion, width, 0)[0], tokens, conversion.program.bias_tokens + 1
 
 
 def _square(conversion: Conversion, _: int, tokens: int) -> Counts:
-    groups = groups_of(conversion.program)
-    rows = tokens + max(group.bias_tokens for group in groups)
-    return ((conversion.block.neurons or 0) * len(groups),), rows, rows
+    rows = tokens + conversion.program.bias_tokens
+    return ((conversion.block.neurons or 0) * len(groups_of(conversion.program)),), rows, rows
 
 
 def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:

@@ -16,7 +16,7 @@ from passes.match.blocks import Block
 from passes.match.linear import LinearOperator
 from rewriter.graph.constants import COMPUTED, UNFIT, Constants
 from rewriter.graph.elementwise import outputs
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, label, operands_of
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, key_of, label, operands_of
 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
@@ -207,11 +207,10 @@ class _ProjectionReader:
 
     def with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
         readers = [self._view.nodes[at] for at in self._view.consumers.get(result, ())]
-        alone = len(readers) == 1 and result not in self._view.outputs
-        if alone and readers[0].op_type == "Add" and self._view.is_onnx(readers[0]):
+        if [key_of(each) for each in readers] == [("", "Add")] and result not in self._view.outputs:
             with suppress(LostError):
                 step = self._step(output, readers[0], readers[0].output[0])
-                return (readers[0].output[0], step) if len(step.biases) > len(output.biases) else (result, output)
+                return (result if step == output else readers[0].output[0]), step
         return result, output
 
     def _shape_nodes(self, tensor: str) -> set[int]:
