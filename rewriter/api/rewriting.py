@@ -85,7 +85,8 @@ def rewrite(
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
         unfit = {"before": before, "after": after, "--force": force}
         unfit |= {"--inputs": settings.inputs, "--expose": choices.expose}
-        return _folder(Path(model), out, options, unfit, run.progress, dry_run=dry_run, validate=validate)
+        alone = partial(rewrite, validate=validate, **options)
+        return _folder(Path(model), out, alone, unfit, run.progress, dry_run=dry_run)
     settings = checked(settings) if proves and runs else settings
     with run.step("load", "loading"):
         source = load_model(model, mapped=out is not None or dry_run)  # a result in memory must not need the file
@@ -197,16 +198,10 @@ REPORT = "attnonly-report.json"  # in a folder that is written, the reports of a
 
 
 def _folder(
-    source: Path,
-    out: Path | None,
-    options: Mapping[str, Any],
-    unfit: Mapping[str, object],
-    progress: Progress,
-    *,
+    source: Path, out: Path | None, alone: Callable[..., Report], unfit: Mapping[str, object], progress: Progress, *,
     dry_run: bool,
-    validate: bool | Literal["certificate"],
-) -> FolderReport:
-    """Convert and prove every ONNX file of a folder, and copy the others; `unfit` are options for one model only."""
+) -> FolderReport:  # fmt: skip
+    """Convert every ONNX file of a folder by `alone`, and copy the others; `unfit` are options for one model only."""
     one = next((name for name, given in unfit.items() if given), None)
     if one is not None:
         raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
@@ -226,7 +221,7 @@ def _folder(
             progress(f"{name}: {what}", done, total)
 
         try:
-            return rewrite(path, to, validate=validate, progress=named, **options, **further)
+            return alone(path, to, progress=named, **further)
         except RewriteError as error:
             raise type(error)(f"{quoted(name)}: {error.args[0]}") from error
 
