@@ -223,7 +223,7 @@ class Dataflow:
             self._shape_only(index, node)
         elif key_of(node) in _ON_QUANTISED and (data := self._of_quantised(node)):
             self._follow(node, node.output[0], data)
-        elif onnx_own and node.op_type == "BatchNormalization" and self._is_inference(node):
+        elif onnx_own and node.op_type == "BatchNormalization" and self._is_affine(node):
             self._follow(node, node.output[0], node.input[0])
         else:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
@@ -316,10 +316,10 @@ class Dataflow:
         source = self.leaf(fact.leaves[0])
         return source if len(fact.leaves) == 1 and not fact.nonlinear and source.operators else None
 
-    def _is_inference(self, node: onnx.NodeProto) -> bool:
-        """Whether a BatchNormalization scales and shifts the channels of a projection."""
+    def _is_affine(self, node: onnx.NodeProto) -> bool:
+        """Whether a BatchNormalization scales and shifts the channels by constants."""
         constant = all(name in self.constants for name in node.input[1:]) and not any(node.output[1:])
-        return constant and node.input[0] in self.facts and integer_of(node, "training_mode", 0) == 0
+        return constant and integer_of(node, "training_mode", 0) == 0
 
     def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
         names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
@@ -411,10 +411,8 @@ class Dataflow:
         nonlinear = any(fact.nonlinear for fact in facts) or not affine
         if not nonlinear and len(leaves) > 1:
             # A sum of projections is a projection: x W + (x A) B, for example, is a LoRA adapter beside its weight.
-            sources = [self.leaf(leaf) for leaf in leaves]
-            operators = tuple(operator for source in sources for operator in source.operators)
-            miss = next((source.miss for source in sources if source.miss), None)
-            self.facts[output] = Fact((output,), operators, miss)
+            miss = next((source.miss for source in map(self.leaf, leaves) if source.miss), None)
+            self.facts[output] = Fact((output,), self.operators_of(leaves), miss)
         elif len(leaves) > 2:
             # A head reads one number for its logits and one for its value.
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))

@@ -6,7 +6,7 @@ compared with the entries of `passes.programs.activations`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -97,16 +97,13 @@ class Identifier:
         for index in region.nodes:
             node = self._view.nodes[index]
             names = node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input
-            env[node.output[0]] = elementwise.evaluate(node, [self._operand(name, env) for name in names])
+            for name in {*filter(None, names)} - env.keys():
+                value = self._constants.scalar(name)
+                # NaN disagrees with every table entry, so that a constant whose value is unknown is never assumed.
+                env[name] = np.asarray(np.nan if value is None else value, dtype=np.float64)
+            env[node.output[0]] = elementwise.evaluate(node, [env.get(name) for name in names])
         # The region of a corrupt model may use no leaf, so that its value is a single number.
         return np.broadcast_arrays(env[region.output], *leaves)[0]
-
-    def _operand(self, name: str, env: Mapping[str, Array]) -> Array | None:
-        if not name or name in env:
-            return env.get(name)
-        value = self._constants.scalar(name)
-        # NaN disagrees with every table entry, so that a constant whose value is unknown is never assumed.
-        return np.asarray(np.nan if value is None else value, dtype=np.float64)
 
     def _precision(self, region: ActivationRegion) -> float:
         nodes = [self._view.nodes[index] for index in region.nodes]

@@ -67,8 +67,7 @@ def linear_operator(view: GraphView, constants: Constants, index: int) -> Linear
     known = rows and columns and "Conv" not in found.kind  # a kernel has more numbers than a matrix anyway
     whole = constants.shape(view.picked.get(found.weight, found.weight)) if known else None
     experts = prod(whole) // ((rows or 1) * (columns or 1)) if whole else 0
-    experts = experts if experts > 1 else 0
-    return replace(found, in_features=rows, out_features=columns, experts=experts)
+    return replace(found, in_features=rows, out_features=columns, experts=experts if experts > 1 else 0)
 
 
 def made_linearly(view: GraphView, constants: Constants, tensor: str) -> LinearOperator | None:
@@ -148,22 +147,16 @@ def _conv(_: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) 
     return make(kind, node.input[0], weight, *sizes)
 
 
-def _quantised(weight: int) -> Recognise:
-    """Recognise an operator with a quantised constant weight at input `weight`."""
-
-    def recognise(_: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:
-        data, name = node.input[0], node.input[weight]
-        if name not in constants:
-            return "the quantised weight is not constant"
-        if data in constants:
-            return None
-        sizes = attributes(node)
-        # The dims of packed weights are not those of the matrix.
-        rows, columns = (sizes["K"], sizes["N"]) if "N" in sizes and "K" in sizes else (None, None)
-        turned = bool(sizes.get("transB"))
-        return make(node.op_type, data, name, rows, columns, transposed=turned)
-
-    return recognise
+def _quantised(_: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:
+    data, weight = node.input[0], node.input[3 if node.op_type == "QGemm" else 1]
+    if weight not in constants:
+        return "the quantised weight is not constant"
+    if data in constants:
+        return None
+    sizes = attributes(node)
+    # The dims of packed weights are not those of the matrix.
+    rows, columns = (sizes["K"], sizes["N"]) if "N" in sizes and "K" in sizes else (None, None)
+    return make(node.op_type, data, weight, rows, columns, transposed=bool(sizes.get("transB")))
 
 
 LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
@@ -171,17 +164,17 @@ LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
     ("", "Gemm"): _product,
     ("", "Conv"): _conv,
     ("", "Einsum"): _einsum,
-    ("", "MatMulInteger"): _quantised(1),
+    ("", "MatMulInteger"): _quantised,
     ("", "QLinearMatMul"): _product,
     ("", "QLinearConv"): _conv,
     (MICROSOFT, "FusedMatMul"): _product,
     (MICROSOFT, "TransposeMatMul"): _product,
     (MICROSOFT, "FusedGemm"): _product,
     (MICROSOFT, "FusedConv"): _conv,
-    (MICROSOFT, "MatMulNBits"): _quantised(1),
-    (MICROSOFT, "MatMulBnb4"): _quantised(1),
-    (MICROSOFT, "MatMulFpQ4"): _quantised(1),
-    (MICROSOFT, "DynamicQuantizeMatMul"): _quantised(1),
-    (MICROSOFT, "MatMulIntegerToFloat"): _quantised(1),
-    (MICROSOFT, "QGemm"): _quantised(3),
+    (MICROSOFT, "MatMulNBits"): _quantised,
+    (MICROSOFT, "MatMulBnb4"): _quantised,
+    (MICROSOFT, "MatMulFpQ4"): _quantised,
+    (MICROSOFT, "DynamicQuantizeMatMul"): _quantised,
+    (MICROSOFT, "MatMulIntegerToFloat"): _quantised,
+    (MICROSOFT, "QGemm"): _quantised,
 }

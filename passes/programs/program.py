@@ -256,14 +256,13 @@ class Powers:
     @property
     def polynomials(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """P and R: coefficients of the same degrees, highest power first; P has a leading 1."""
-        p, r = np.ones(1), np.array([self.base])
+        p, r = np.poly1d([1.0]), np.poly1d([self.base])
         for fraction in self.fractions:
-            bottom, top = np.ones(1), np.zeros(1)
+            bottom, top = np.poly1d([1.0]), np.poly1d([0.0])
             for part, shift in reversed(fraction):
-                bottom, top = np.asarray(np.polyadd(np.polymul([1.0, shift], bottom), top)), part * bottom
-            r = np.asarray(np.polyadd(np.polymul(r, bottom), np.polymul(p, top)))
-            p = np.asarray(np.polymul(p, bottom))
-        return tuple(p.tolist()), tuple(np.pad(r, (len(p) - len(r), 0)).tolist())
+                bottom, top = np.poly1d([1.0, shift]) * bottom + top, part * bottom
+            p, r = p * bottom, r * bottom + p * top
+        return tuple(p.coeffs.tolist()), tuple(np.pad(r.coeffs, (p.order - r.order, 0)).tolist())
 
     def mean(self, y: Array) -> Array:
         """`factor` Phi(y) in float64, with the operations of form `local`."""
