@@ -177,11 +177,10 @@ def _planned(
     if plan.undetermined and settings is not None:
         with run.step("calibrate", "measuring pre-activations"):
             side, notes = Side.of(replace(source, proto=plan.model, path=None)), tuple[str, ...]()
-            gates = dict.fromkeys(each.gate for each in plan.undetermined if not each.path)
-            if inside := tuple(name for name in gates if name in side.main.producer):
+            if gates := tuple(dict.fromkeys(each.gate for each in plan.undetermined if not each.path)):
                 try:
                     runs = run_accepted(
-                        side, [Way("cpu", optimise=True)], settings, beside=source.path, outputs=inside,
+                        side, [Way("cpu", optimise=True)], settings, beside=source.path, outputs=gates,
                         by_blocks=settings.by_blocks(source.size), progress=run.progress, what="the original",
                     )  # fmt: skip
                     choices = replace(choices, reached=runs.largest())
