@@ -363,10 +363,6 @@ class Program:
         multiple = sum((part for part, _ in means), np.float64(self.linear))
         return np.asarray(multiple), np.asarray(sum((part for _, part in means), np.float64(self.constant)))
 
-    @property
-    def crossings(self) -> Array:
-        return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
-
     def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Program:
         """The program with coefficients as a form stores them in a type (`Head.rounded`), and what that changes."""
         double = np.dtype(dtype) == np.float64
@@ -400,7 +396,7 @@ def grid(domain: float, *programs: Program) -> Array:
     """Points of |y| <= domain where programs are compared: dense near 0 and around every kink, sparse far out."""
     domain = min(domain, _LARGEST_POINT)
     far = np.geomspace(1e-3, 1.0, 600) * domain
-    kinks = np.concatenate([np.zeros(1), *(program.crossings for program in programs)])
+    kinks = np.unique(np.concatenate([np.zeros(1), *(head.crossings for each in programs for head in each.heads)]))
     near = np.multiply.outer(np.maximum(np.abs(kinks), 1e-3), np.geomspace(2.0**-52, 1.0, 160))
     around = np.concatenate([kinks[:, None] - near, kinks[:, None] + near]).ravel()
     y = np.unique(np.concatenate([np.linspace(-32.0, 32.0, 8193), far, -far, around]))
