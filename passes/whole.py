@@ -121,7 +121,15 @@ class Shapes:
             if shape is not None:
                 self._found[tensor] = tuple(map(self._size, dims))
         for node in view.nodes:
-            self._find(node)
+            found = self._inferred(node) or [None] * len(node.output)
+            # Operands that do not fit at these sizes, such as a mask that broadcasts at batch 1 only.
+            wide = max((self.of(name) or () for name in node.input if node.op_type in BROADCAST), key=len, default=None)
+            for name, inferred in zip(node.output, found, strict=True):
+                stated = [sizes for sizes in (inferred, self.of(name), wide) if sizes is not None]
+                alike = [sizes for sizes in stated if len(sizes) == len(stated[0])]
+                if stated:
+                    known = [[size for size in axis if size is not None] for axis in zip(*alike, strict=True)]
+                    self._found[name] = tuple(next(iter(sizes), None) for sizes in known)
 
     def of(self, tensor: str) -> Sizes | None:
         """None where the rank is unknown."""
@@ -137,18 +145,6 @@ class Shapes:
         terms = {dim: 1} if dim in self._symbols else terms_of(dim)
         known = terms.keys() <= self._symbols.keys()
         return sum(count * self._symbols[name] for name, count in terms.items()) if known else None
-
-    def _find(self, node: onnx.NodeProto) -> None:
-        """The shapes of a node's outputs: inferred, or as declared."""
-        found = self._inferred(node) or [None] * len(node.output)
-        # Operands that do not fit at these sizes, such as a mask that broadcasts at batch 1 only.
-        longest = max((self.of(name) or () for name in node.input if node.op_type in BROADCAST), key=len, default=None)
-        for name, inferred in zip(node.output, found, strict=True):
-            stated = [sizes for sizes in (inferred, self.of(name), longest) if sizes is not None]
-            alike = [sizes for sizes in stated if len(sizes) == len(stated[0])]
-            if stated:
-                known = [[size for size in axis if size is not None] for axis in zip(*alike, strict=True)]
-                self._found[name] = tuple(next(iter(sizes), None) for sizes in known)
 
     def _inferred(self, node: onnx.NodeProto) -> list[Sizes | None] | None:
         types, values = {}, {}

@@ -405,7 +405,11 @@ class Dataflow:
             second = Miss(f"a second activation follows in {label(node)}", label(node))
             self._block(node, self._rank_mismatch(node, data, facts) or second)
             return
-        facts = [self._leaf_of(name, fact) if fact.ends else fact for name, fact in zip(data, facts, strict=True)]
+        for place, (name, fact) in enumerate(zip(data, facts, strict=True)):
+            if fact.ends:  # a quantised tensor is a leaf of the next activation: the rounding between the two stays
+                self.parts.add(fact.ends)
+                operators = self.operators_of(self.facts[fact.ends].leaves)
+                facts[place] = self.values[name] = Fact((name,), operators)
         facts = self._values_of_gates(node, data, facts)
         leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
         nonlinear = any(fact.nonlinear for fact in facts) or not affine
@@ -431,12 +435,6 @@ class Dataflow:
             return None
         what = f"joins tensors with {' and '.join(map(str, ranks))} axes"
         return Miss(f"{label(node)} {what}; give constants of one entry before it the shape []", label(node))
-
-    def _leaf_of(self, tensor: str, fact: Fact) -> Fact:
-        """A quantised tensor beyond an activation as a leaf of the next: the rounding between the two stays."""
-        self.parts.add(fact.ends)
-        self.values[tensor] = Fact((tensor,), self.operators_of(self.facts[fact.ends].leaves))
-        return self.values[tensor]
 
     def _values_of_gates(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> list[Fact]:
         """Facts of operands, where the value beside a function of another projection is a leaf.

@@ -114,7 +114,10 @@ class _ProjectionReader:
         rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
         if rank is None or result_rank is None or rank < 2 or result_rank not in (2, rank):
             raise LostError("the number of axes of its input or output is not known, or changes", block.output)
-        return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
+        tensors = [name for name in (block.output, block.gate, block.value) if self._view.type_of(name).rank == rank]
+        nodes = {index for tensor in tensors for index in self._shape_nodes(tensor)}
+        shapes = tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
+        return Projections(query, value, output, result, rank, result_rank, shapes)
 
     def leaf(self, block: Block, leaf: str) -> Projection:
         chain, tensor = list[tuple[onnx.NodeProto, str]](), leaf
@@ -194,8 +197,11 @@ class _ProjectionReader:
         stated = attributes(node)
         if stated.get("alpha", 1.0) != 1.0 or stated.get("beta", 1.0) != 1.0:
             raise LostError(f"{where} scales its operands", where)
-        maker = self._computed_by(operator.weight)
-        if maker is not None:
+        # Weights are folded when the model is loaded; folding a DequantizeLinear would undo the quantisation.
+        ends = self._view.back(operator.weight, COMPUTED if self._packed else REARRANGED)
+        makers = (self._view.made_by(name) for name in ends)
+        maker = next((each for each in makers if each is not None and each.op_type != "Constant"), None)
+        if maker is not None:  # it computes the weight by more than layout or type; if `packed`, it is any unknown one
             quantised = maker.op_type == "DequantizeLinear"
             raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
         added = [name for name in node.input[2:] if name] if operator.kind == "Gemm" else []
@@ -218,18 +224,6 @@ class _ProjectionReader:
         readers = ((at, self._view.nodes[at]) for at in self._view.consumers.get(tensor, ()))
         shapes = ((at, node.attribute) for at, node in readers if node.op_type == "Shape")
         return {at for at, given in shapes if all(each.name == "start" and each.i == 0 for each in given)}
-
-    def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
-        tensors = [name for name in (block.output, block.gate, block.value) if self._view.type_of(name).rank == rank]
-        nodes = {index for tensor in tensors for index in self._shape_nodes(tensor)}
-        return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
-
-    def _computed_by(self, weight: str) -> onnx.NodeProto | None:
-        """A node that computes a weight by more than layout or type; if `packed`, any unknown one."""
-        # Weights are folded when the model is loaded; folding a DequantizeLinear would undo the quantisation.
-        ends = self._view.back(weight, COMPUTED if self._packed else REARRANGED)
-        makers = (self._view.made_by(name) for name in ends)
-        return next((each for each in makers if each is not None and each.op_type != "Constant"), None)
 
     def _unflattened(self, data: str) -> str:
         """The tensor before a Reshape that merges batch and tokens for a Gemm, else `data`."""
