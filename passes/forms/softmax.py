@@ -74,14 +74,6 @@ class HeadWeights:
             parts.append(b.node("Expand", [zero, b.integers(self.neurons, empty, 1)], f"{name}_on_bias_tokens"))
         return b.concat(parts, 1, name)
 
-    def query(self, functional: Tensor, dimension: int) -> Tensor:
-        """W_Q: y, or (y, 1); bias tokens have 0."""
-        if dimension == 1:
-            return functional
-        b, one = self.b, self.b.numbers("W_Q_one", self.layout.column(1.0, ())[None, :, None])
-        second = b.node("Expand", [one, b.integers(self.neurons, self.layout.width, 1)], "W_Q_second")
-        return b.concat([functional, second], 2, "W_Q")
-
     def key(self, group: Group, dimension: int, name: str) -> Tensor:
         """W_K [1, width, d_head], shared by all heads."""
         others = self.layout.bias_tokens - group.bias_tokens  # of larger groups; they get the logit of self
@@ -94,13 +86,6 @@ class HeadWeights:
         head = group.head
         columns = self.layout.column(head.d, head.constants[1:])
         return self.b.numbers(name, columns[None, :, None]) if columns.any() or head.c == 0.0 else None
-
-    def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
-        """W_V: z + d on tokens and v_j on bias tokens; [1, width, 1] for all heads if z does not occur."""
-        constants = self.constants(group, name if group.head.c == 0.0 else f"{name}_constants")
-        if constants is None:
-            return functional
-        return constants if group.head.c == 0.0 else self.b.add(functional, constants, name)
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
         """The sum of the biases of a projection, [neurons] or [1]; None without biases."""
@@ -296,14 +281,20 @@ def attend_block(
     constants = any(any(group.head.constants) for group in groups)
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
     z = weights.functional(projections.value, "W_V_first" if constants else "W_V") if projections.gated else y
-    unbounded = weights.project(stream, weights.query(y, dimension), neurons, dimension, "q")
+    w_q = y  # (y, 1) where logits have offsets; bias tokens have 0
+    if dimension > 1:
+        one = b.numbers("W_Q_one", layout.column(1.0, ())[None, :, None])
+        w_q = b.concat([y, b.node("Expand", [one, b.integers(neurons, layout.width, 1)], "W_Q_second")], 2, "W_Q")
+    unbounded = weights.project(stream, w_q, neurons, dimension, "q")
     b.expose("q", unbounded, (None, neurons, None, dimension))
 
     def values(group: Group, suffix: str) -> Tensor:
-        weight = weights.value(z, group, f"W_V{suffix}")
-        if weight is y and dimension == 1:
+        name, shared = f"W_V{suffix}", group.head.c == 0.0  # z does not occur
+        fixed = weights.constants(group, name if shared else f"{name}_constants")
+        if fixed is None and z is y and dimension == 1:
             return unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass
-        return weights.project(stream, weight, 1 if group.head.c == 0.0 else neurons, 1, f"v{suffix}")
+        weight = z if fixed is None else fixed if shared else b.add(z, fixed, name)
+        return weights.project(stream, weight, 1 if shared else neurons, 1, f"v{suffix}")
 
     query = unbounded if conversion.form == WHOLE else b.bounded(unbounded, "finite_q")
     attended = attend(weights, stream, groups, query, values, pattern)
