@@ -243,19 +243,15 @@ class Reader:
 
     def core(self, softmax: int) -> Core | None:
         """The attention around a softmax; None if that weighs no values. Raises LostError."""
-        node, rank = self.view.nodes[softmax], self.view.type_of(self.view.nodes[softmax].input[0]).rank
-        after = self._after(node.output[0])
-        if after is None:
+        view, node = self.view, self.view.nodes[softmax]
+        ways = [*view.routes(node.output[0], self._is_product, lambda each, _: each.op_type in _GUARDING, onward=True)]
+        nearest = [way for way in ways if len(way[1]) == len(ways[0][1])]
+        if len(nearest) != 1:
             return None
-        if integer_of(node, "axis", -1) not in (-1, (rank or 0) - 1):
+        if integer_of(node, "axis", -1) not in (-1, (view.type_of(node.input[0]).rank or 0) - 1):
             raise LostError.at(node, "it is not over the last axis")
-        product, before = self._before(node)
-        return Core(product, before, softmax, *after)
-
-    def _after(self, pattern: str) -> tuple[tuple[Step, ...], int] | None:
-        ways = list(self.view.routes(pattern, self._is_product, lambda node, _: node.op_type in _GUARDING, onward=True))
-        nearest = [(steps, product) for product, steps in ways if len(steps) == len(ways[0][1])]
-        return nearest[0] if len(nearest) == 1 else None
+        (values, after), (product, before) = nearest[0], self._before(node)
+        return Core(product, before, softmax, after, values)
 
     def _before(self, softmax: onnx.NodeProto) -> tuple[int, tuple[Step, ...]]:
         def passes(node: onnx.NodeProto, place: int) -> bool:
