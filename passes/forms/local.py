@@ -367,8 +367,7 @@ class _Emitter:
         return self._constants(prefix, **given)
 
     def _constants(self, prefix: str, **given: ArrayLike | None) -> dict[str, Constant]:
-        held = ((name, values) for name, values in given.items() if values is not None)
-        return {name: self._b.numbers(f"{prefix}{name}", values) for name, values in held}
+        return {name: self._b.numbers(f"{prefix}{name}", each) for name, each in given.items() if each is not None}
 
     def _attend(self, prefix: str, spelling: Spelling, name: str, inputs: Inputs, **given: Any) -> Variable:
         if self._conversion.inline:

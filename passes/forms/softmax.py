@@ -360,8 +360,6 @@ def neuron_scores(bias_tokens: int) -> str:
 
 def with_projections(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices; by reference where they are not. Raises LostError if the opset is too old."""
-    if conversion.projections is not None:
-        return conversion
     opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
         what = f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}"
