@@ -15,7 +15,7 @@ from passes.match.linear import LINEAR_OPERATORS
 from passes.options import DEFAULT_MAX_TOKENS, FormOptions
 from passes.plan import Plan, own_attention
 from rewriter.graph.elementwise import MICROSOFT
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, operator_of
 from rewriter.graph.walk import functions_with, reads
 
 _PRODUCTS = "elementwise products"
@@ -169,7 +169,7 @@ def _counts(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
                 kind = "heads of neurons"
             elif not (key_of(node) in pure or _is_pure(node)):
                 counted.add((view.path, index))
-                counts[label(node).partition(" ")[0]] += 1
+                counts[operator_of(node)] += 1
                 kind = "other"
             kinds[kind] += 1
     for block in (each.block for each in plan.left if each.block is not None):

@@ -55,18 +55,14 @@ def in_powers(activation: str, tolerance: float) -> Program | None:
 @cache
 def lines(arithmetic: str) -> tuple[Line, ...]:
     """The lines of one kind (`passes.programs.program.Arithmetic`), the most precise first."""
-    return tuple(_line(entry) for entry in _file()["lines"] if entry["arithmetic"] == arithmetic)
+    entries = ({**entry, "pairs": tuple(map(tuple, entry["pairs"]))} for entry in _file()["lines"])
+    return tuple(Line(**entry) for entry in entries if entry.pop("arithmetic") == arithmetic)
 
 
 @cache
 def _file() -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(files("passes.programs").joinpath("programs.json").read_text(encoding="utf-8"))
     return loaded
-
-
-def _line(entry: dict[str, Any]) -> Line:
-    sizes = {key: entry[key] for key in ("name", "step", "end", "middle", "domain", "max_error")}
-    return Line(pairs=tuple(map(tuple, entry["pairs"])), **sizes)
 
 
 def _program(entry: dict[str, Any]) -> Program:
