@@ -406,7 +406,7 @@ def activation(conversion: Conversion) -> tuple[Program, bool]:
 def emit_rows(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion in form `masked` or `maskless`; reads no weights."""
     b, groups = Builder.of(view, conversion), groups_of(conversion.program)
-    layout = StreamColumns(conversion.whole_block.query.in_features, conversion.program.bias_tokens)
+    layout = StreamColumns(conversion.whole_block.query.in_features, max(group.bias_tokens for group in groups))
     slots = None if conversion.form == "masked" else Positions(b, groups, conversion.options.positions)
     data, stream, count = open_stream(b, conversion, layout, slots)
     if slots is None:
@@ -462,7 +462,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     first = {"linear_1_0": query, "linear_1_1": projections.value} if projections.gated else {"linear_1": query}
     made = neurons * len(first)
     hidden = made if direct else made + neurons
-    layout = StreamColumns(model, program.bias_tokens)
+    layout = StreamColumns(model, max(group.bias_tokens for group in groups))
     slots = Positions(b, groups, conversion.options.positions)
     start = model + 1 + slots.slots
     data, stream, count = open_stream(b, conversion, layout, slots, hidden)
