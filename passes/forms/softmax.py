@@ -289,7 +289,7 @@ def attend_block(
     b.expose("q", unbounded, (None, neurons, None, dimension))
 
     def values(group: Group, suffix: str) -> Tensor:
-        name, shared = f"W_V{suffix}", group.head.c == 0.0  # z does not occur
+        name, shared = f"W_V{suffix}", group.head.c == 0.0  # without z, W_V is [1, width, 1]
         fixed = weights.constants(group, name if shared else f"{name}_constants")
         if fixed is None and z is y and dimension == 1:
             return unbounded  # the query's projection, but not clipped: values beyond 2^60 must pass
