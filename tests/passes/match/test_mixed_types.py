@@ -43,7 +43,7 @@ def test_casts_around_the_activation(gate: str, out: str, inline: bool) -> None:
 
 
 def test_type_behind_an_operator_that_inference_does_not_know() -> None:
-    """MatMulNBits stops onnx's inference; its scales have the type of the product."""
+    """MatMulNBits stops onnx's inference; its scales have the type of the product. So has W1 behind an unknown one."""
     rng = np.random.default_rng(0)
     quantised = rng.integers(0, 255, (32, 1, 16)).astype(np.uint8)
     model = mlp(
@@ -62,3 +62,5 @@ def test_type_behind_an_operator_that_inference_does_not_know() -> None:
     report = proved(model)
     assert [row.first for row in report.converted] == ["MatMulNBits 32x32"]
     accurate(model, make_plan(model, Options()), cases=[feeds_of(model)])
+    behind = mlp(SILU, first="u = acme.Norm(x) m = MatMul(u, W1) y = Add(m, b1)", domains={"acme": 1})
+    assert make_plan(behind, Options()).conversions
