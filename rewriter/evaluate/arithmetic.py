@@ -316,7 +316,7 @@ class Field:
         Whether it is one of `turned`.
         """
         entries = distinct(a)
-        self._count(entries.size)
+        self.coins = min(entries.size, self.coins or entries.size)
         if entries.size > 1:  # the sign of a single number is the same wherever that is
             scale = self.reduced(entries.sum())
             entries = self.mul(entries, self.inv(scale)) if scale else entries
@@ -325,13 +325,11 @@ class Field:
             self.conditions.add(self._last)
         return self._last in self.turned
 
-    def _count(self, signs: int) -> None:
-        self.coins = min(signs, self.coins or signs)
-
     def positive(self, a: Array) -> Array:
         """max(a, 0), which is not a condition where it is `a`."""
         if (self.power(a, (self.p - 1) // 2) <= 1).all():
-            self._count(distinct(a).size)
+            signs = distinct(a).size
+            self.coins = min(signs, self.coins or signs)
             return a
         return np.where(self.sign(a) > 0, a, 0)
 
@@ -416,10 +414,6 @@ class Field:
     def anchor(self, a: Array) -> Array:
         """What a softmax over the last axis subtracts."""
         return a[..., :1]
-
-    def drawn(self, value: Value) -> Array:
-        """Numbers in [-1, 1] that entries decide, for a kernel."""
-        return np.asarray(value.entries / self.p * 2.0 - 1.0, np.float32)
 
     # constants
     def _snapped(self, value: float, dtype: np.dtype[Any]) -> int | None:
@@ -507,11 +501,6 @@ class Field:
         highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, whole, low))
         return self.reduced(self.reduced((self.reduced(highs << 16) + middles) << 16) + lows)
 
-    def joined(self, a: Array, b: Array, c: Array, d: Array) -> Array:
-        """a 2^42 + b 2^26 + c 2^16 + d, of products below 2^53."""
-        upper = self.reduced((self.reduced(a) << 16) + b)
-        return self.reduced((upper << 26) + (self.reduced(c) << 16) + d)
-
 
 class Modulus:
     """A prime, with what fields of it share: powers of 2, and products with weights, which both models have."""
@@ -597,8 +586,9 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
     ends = np.cumsum([entries.shape[-2] for _, entries in operands])[:-1]
     products = [np.split((halves @ half).astype(np.int64), 2, -2) for half in (high, scaled)]
     parts = [np.split(each, ends, -2) for pair in products for each in pair]
-    for (field, entries), *four in zip(operands, *parts, strict=True):
-        total = field.joined(*four)
+    for (field, entries), a, b, c, d in zip(operands, *parts, strict=True):  # products below 2^53
+        upper = field.reduced((field.reduced(a) << 16) + b)
+        total = field.reduced((upper << 26) + (field.reduced(c) << 16) + d)
         for k, column in places:
             number = field.lift(part[k : k + 1, column], scalar=False).entries
             number = field.mul(number, field.modulus.powers[scale - _LOWEST_EXPONENT])
@@ -683,12 +673,12 @@ class Floats:
     reduced: _Of = staticmethod(np.asarray)
     order: _Of = staticmethod(np.asarray)
     vanishes: _Of = staticmethod(np.logical_not)
-
-    def inv(self, a: Array) -> Array:
-        return 1.0 / np.asarray(a, np.float64)
-
-    def div(self, a: Array, b: Array) -> Array:
-        return a * self.inv(b)
+    power: _Of = staticmethod(lambda a, exponent: np.asarray(a) ** exponent)
+    inv: _Of = staticmethod(lambda a: 1.0 / np.asarray(a, np.float64))
+    div: _Of = staticmethod(lambda a, b: a * Floats.inv(b))
+    anchor: _Of = staticmethod(lambda a: np.asarray(a.max(-1, keepdims=True, initial=-np.inf)))
+    total: _Of = staticmethod(lambda a, axes, keepdims: np.asarray(a.sum(axis=axes, keepdims=keepdims)))
+    rational: Callable[..., Any] = staticmethod(float)
 
     def function(self, name: object, *operands: Array) -> Array:
         function = _NUMPY.get(str(name))
@@ -698,15 +688,6 @@ class Floats:
 
     odd = even = function
 
-    def power(self, a: Array, exponent: int) -> Array:
-        return np.asarray(a) ** exponent
-
-    def anchor(self, a: Array) -> Array:
-        return np.asarray(a.max(-1, keepdims=True, initial=-np.inf))
-
-    def rational(self, number: float | Fraction) -> Any:
-        return float(number)
-
     def lift(self, x: Any, *, scalar: bool = True) -> Value:  # noqa: ARG002 - as in the field
         if isinstance(x, Value):
             return x
@@ -715,9 +696,6 @@ class Floats:
 
     def matmul(self, a: Any, b: Any) -> Array:
         return np.asarray(np.matmul(self.lift(a).entries, self.lift(b).entries))
-
-    def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array:
-        return np.asarray(a.sum(axis=axes, keepdims=keepdims))
 
 
 Arithmetic = Field | Floats
@@ -733,8 +711,3 @@ def plain(x: Any, what: str = "a shape or an index") -> Array:
 def integers(x: Any) -> list[int]:
     """The elements of a tensor that is a shape, an axis or an index. Raises Unsupported where data decides them."""
     return [int(each) for each in plain(x).reshape(-1)]
-
-
-def lifted(arithmetic: Arithmetic, operands: Sequence[Any]) -> list[Array]:
-    """Entries of operands, broadcast against each other."""
-    return list(np.broadcast_arrays(*(arithmetic.lift(each).entries for each in operands)))

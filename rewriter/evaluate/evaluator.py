@@ -68,17 +68,25 @@ def _read(model: LoadedModel, tensor: onnx.TensorProto) -> Array:
         raise Unsupported(str(error)) from error
 
 
+def _constant(node: onnx.NodeProto, model: LoadedModel) -> Array:
+    tensor = constant_of(node)
+    if tensor is None:
+        raise Unsupported("a constant of another kind")
+    return _read(model, tensor)
+
+
 class Weights(Mapping[str, Array]):
     """Initializers by name. Small ones are cached; of large ones the last few, since evaluations run in lockstep."""
 
-    def __init__(self, model: LoadedModel, tensors: Mapping[str, onnx.TensorProto]) -> None:
+    def __init__(self, graph: onnx.GraphProto, model: LoadedModel) -> None:
         def read(name: str) -> Array:
-            return _read(model, tensors[name])
+            return _read(model, self._tensors[name])
 
         def read_large(name: str) -> Array:
             return keep_digest(read(name), self._digests.setdefault(name, []))
 
-        self._tensors, self._small, self._large = tensors, cache(read), lru_cache(_MAX_HELD)(read_large)
+        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
+        self._small, self._large = cache(read), lru_cache(_MAX_HELD)(read_large)
         self._digests: dict[str, list[bytes]] = {}
 
     def __getitem__(self, name: str) -> Array:
@@ -134,20 +142,17 @@ class Program:
         self.names = {value.name for value in self.graph.input}.union(*(node.output for node in self.graph.node))
         self.overridable = overridable_in(self.graph)
 
-    def _once(self, make: Callable[[Any], _Made], message: Any) -> _Made:
+    def _once(self, make: Callable[..., _Made], message: Any, *further: Any) -> _Made:
         """Cache what is derived from a graph or a node, which is kept alive: its id is the key."""
         key = make.__name__, id(message)
         if key not in self._made:
-            self._made[key] = message, make(message)
+            self._made[key] = message, make(message, *further)
         made: _Made = self._made[key][1]
         return made
 
     def weights(self, graph: onnx.GraphProto) -> Any:
         """The initializers of a graph, as `Weights`, which are read lazily."""
-        return self._once(self._weights, graph)
-
-    def _weights(self, graph: onnx.GraphProto) -> Weights:
-        return Weights(self._model, {tensor.name: tensor for tensor in graph.initializer})
+        return self._once(Weights, graph, self._model)
 
     def constants(self) -> dict[str, Array]:
         """The initializers and Constant nodes of the main graph that are not text, by name."""
@@ -162,13 +167,7 @@ class Program:
 
     def constant(self, node: onnx.NodeProto) -> Array:
         """The value of a Constant node. Raises Unsupported for a sparse one."""
-        return self._once(self._constant, node)
-
-    def _constant(self, node: onnx.NodeProto) -> Array:
-        tensor = constant_of(node)
-        if tensor is None:
-            raise Unsupported("a constant of another kind")
-        return _read(self._model, tensor)
+        return self._once(_constant, node, self._model)
 
     def moved(self, call: Call, operator: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """The result of an operator on constants; evaluations in lockstep share the arrays."""
@@ -439,7 +438,7 @@ class Evaluator:
         if is_random(call.kind) or subgraphs(call.node):
             raise Unsupported("it draws numbers, or has a body")
         f = self.arithmetic
-        drawn = [f.drawn(each) if isinstance(each, Value) else each for each in operands]
+        drawn = [np.asarray(x.entries / f.p * 2 - 1, np.float32) if isinstance(x, Value) else x for x in operands]
         stated = sorted(each.SerializeToString() for each in call.node.attribute)
         version = self.opsets.get(key_of(call.node)[0])
         digest = hashlib.blake2b(repr((key_of(call.node), version, stated)).encode(), key=f.key)

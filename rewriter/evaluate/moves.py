@@ -184,11 +184,7 @@ def _trilu(call: Call, x: Any, k: Any = None) -> Any:
 
 @operator("Concat", moves=True)
 def _concat(call: Call, *operands: Any) -> Any:
-    return concatenated(call, operands, call.get("axis", 1))
-
-
-def concatenated(call: Call, operands: Sequence[Any], axis: int) -> Any:
-    """Concatenate tensors."""
+    axis = call.get("axis", 1)
     if not any(isinstance(each, Value) for each in operands):
         return np.concatenate(operands, axis)
     values = (call.lift(each, scalar=False) for each in operands)
@@ -359,7 +355,7 @@ def _concat_from_sequence(call: Call, sequence: list[Any]) -> Any:
     axis = call.get("axis")
     if call.get("new_axis", 0):
         sequence = [call.move(each, lambda t: np.expand_dims(t, axis)) for each in sequence]
-    return concatenated(call, sequence, axis)
+    return call.apply("Concat", *sequence, axis=axis)
 
 
 # -- sizes that operands decide

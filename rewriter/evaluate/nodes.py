@@ -19,7 +19,6 @@ from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, content, is_float, plain
-from rewriter.evaluate.moves import concatenated
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 from rewriter.graph.constants import elem_type_of, model_of
 from rewriter.text import one_line
@@ -41,15 +40,10 @@ class Kernels:
         key = key_on(node, operands)
         if key in self._kept:
             return self._kept[key]
-        inputs = [f"i{place}" if each is not None else "" for place, each in enumerate(operands)]
-        outputs = [f"o{place}" if name else "" for place, name in enumerate(node.output)]
-        single = helper.make_node(node.op_type, inputs, outputs, node.name, domain=node.domain)
-        single.attribute.extend(node.attribute)
-        feeds = {name: each for name, each in zip(inputs, operands, strict=True) if name and each is not None}
-        named = [name for name in outputs if name]
-        model = model_of([single], feeds, named, self._opsets, ir_version=self._ir_version)
-        made = iter(run_model(model, feeds))
-        result = tuple(next(made) if name else None for name in outputs)
+        feeds = {name: each for name, each in zip(node.input, operands, strict=True) if each is not None}
+        named = [name for name in node.output if name]
+        made = iter(run_model(model_of([node], feeds, named, self._opsets, ir_version=self._ir_version), feeds))
+        result = tuple(next(made) if name else None for name in node.output)
         if sum(np.size(each) for each in result if each is not None) <= _KEPT:
             self._kept[key] = result
         return result
@@ -148,7 +142,7 @@ def _loop(call: Call, operands: Sequence[Any], environment: MutableMapping[str, 
 def _stacked(call: Call, info: onnx.ValueInfoProto, slices: Sequence[Any]) -> Any:
     """The values that the iterations yield, along a new first axis."""
     if slices:
-        return concatenated(call, [call.move(each, lambda t: t[None]) for each in slices], 0)
+        return call.apply("Concat", *(call.move(each, lambda t: t[None]) for each in slices), axis=0)
     kind = info.type.tensor_type
     dims = [each.dim_value if each.HasField("dim_value") else -1 for each in kind.shape.dim]
     if not kind.HasField("shape") or -1 in dims:

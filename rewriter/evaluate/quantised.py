@@ -8,6 +8,7 @@ dequantised numbers.
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import repeat
 from typing import Any
 
 import ml_dtypes
@@ -68,9 +69,9 @@ def _zeros(call: Call, x: Any, zero: Any, axis: int, block: int = 0) -> Array:
     return call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
 
 
-def _centred(call: Call, x: Any, zero: Any, axis: int, block: int = 0) -> Array:
+def _centred(call: Call, x: Any, zero: Any, axis: int) -> Array:
     """Quantised numbers less their zero points."""
-    return call.f.sub(call.entries(x), _zeros(call, x, zero, axis, block))
+    return call.f.sub(call.entries(x), _zeros(call, x, zero, axis))
 
 
 def _scale(call: Call, x: Any, scale: Any, axis: int, block: int = 0) -> Array:
@@ -138,9 +139,8 @@ def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any 
 def _matmul_to_float(
     call: Call, x: Any, y: Any, x_scale: Any, y_scale: Any, x_zero: Any = None, y_zero: Any = None, bias: Any = None
 ) -> Any:
-    made = _matmul_integer(call, x, y, x_zero, y_zero)
-    scale = call.f.mul(_scale(call, made, x_scale, -2), _scale(call, made, y_scale, -1))
-    made = Value(call.f.mul(made.entries, scale))
+    left = call.apply("DequantizeLinear", x, x_scale, x_zero, axis=-2)
+    made = matmul(call, left, call.apply("DequantizeLinear", y, y_scale, y_zero, axis=-1))
     return made if bias is None else add(call, made, bias)
 
 
@@ -150,12 +150,10 @@ def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, *further: Any) -> 
     return _matmul_to_float(call, number, y, scale, y_scale, zero, *further)
 
 
-@operator("QLinearMatMul")
-def _qlinear_matmul(
-    call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, scale: Any, zero: Any
-) -> Any:
-    made = _matmul_to_float(call, x, y, x_scale, y_scale, x_zero, y_zero)
-    return call.apply("QuantizeLinear", made, scale, zero, axis=made.ndim - 2)
+def _bias(call: Call, bias: Any, one: Any, two: Any) -> Value:
+    """What is added to a product, as a real number: its scale is the product of those of the operands."""
+    scale = call.f.mul(_scale(call, bias, one, -1), _scale(call, bias, two, -1))
+    return Value(call.f.mul(call.entries(bias), scale))
 
 
 @operator("QGemm")
@@ -164,49 +162,39 @@ def _qgemm(
     scale: Any = None, zero: Any = None,
 ) -> Any:  # fmt: skip
     x, y = (call.move(t, np.transpose) if call.get(name) else t for t, name in ((x, "transA"), (y, "transB")))
-    made = call.entries(_matmul_integer(call, x, y, x_zero, y_zero))
-    made = made if bias is None else call.f.add(made, call.entries(bias))
-    factor = call.f.mul(_scale(call, x, x_scale, -2), _scale(call, y, y_scale, -1))
-    result = mul(call, Value(call.f.mul(made, factor)), np.float32(call.get("alpha", 1.0)))
+    bias = None if bias is None else _bias(call, bias, x_scale, y_scale)
+    made = _matmul_to_float(call, x, y, x_scale, y_scale, x_zero, y_zero, bias)
+    result = mul(call, made, np.float32(call.get("alpha", 1.0)))
     return result if scale is None else call.apply("QuantizeLinear", result, scale, zero)
 
 
 @operator("ConvInteger")
-def _conv_integer(
-    call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None
-) -> Any:
+def _conv_integer(call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None) -> Any:
     if call.get("channels_last"):
         raise Unsupported("channels_last")
     data, kernel = Value(_centred(call, x, x_zero, 1)), Value(_centred(call, weight, weight_zero, 0))
-    return Value(call.apply("Conv", data, kernel, bias, **call.attributes).entries, whole=True)
-
-
-@operator("QLinearConv")
-def _qlinear_conv(
-    call: Call, x: Any, x_scale: Any, x_zero: Any, weight: Any, weight_scale: Any, weight_zero: Any, scale: Any,
-    zero: Any, bias: Any = None,
-) -> Any:  # fmt: skip
-    made = _conv_integer(call, x, weight, x_zero, weight_zero, bias)
-    factor = call.f.mul(_scale(call, made, x_scale, 1), _scale(call, made, weight_scale, 1))
-    return call.apply("QuantizeLinear", Value(call.f.mul(made.entries, factor)), scale, zero)
+    return Value(call.apply("Conv", data, kernel, **call.attributes).entries, whole=True)
 
 
 @operator(
     *("QLinearAdd", "QLinearMul", "QLinearWhere", "QLinearConcat", "QLinearSigmoid", "QLinearLeakyRelu"),
-    *("QLinearSoftmax", "QLinearGlobalAveragePool"),
+    *("QLinearSoftmax", "QLinearGlobalAveragePool", "QLinearMatMul", "QLinearConv"),
 )
 def _qlinear(call: Call, *operands: Any) -> Any:
     """An operator between DequantizeLinear and QuantizeLinear; each operand has a scale and a zero point."""
     name = call.kind.removeprefix("QLinear")
     condition = operands[:1] if name == "Where" else ()
-    first = (*operands[2:], *operands[:2]) if name == "Concat" else operands[len(condition) :]
+    first = [*operands[2:], *operands[:2]] if name == "Concat" else [*operands[len(condition) :]]
+    bias = first.pop() if name == "Conv" and len(first) % 3 == 0 else None
     *triples, (scale, *zeros) = [first[place : place + 3] for place in range(0, len(first), 3)]
-    sides = [call.apply("DequantizeLinear", *each) for each in triples]
+    axes = {"MatMul": (-2, -1), "Conv": (1, 0)}.get(name, repeat(1))
+    sides = [call.apply("DequantizeLinear", *each, axis=axis) for each, axis in zip(triples, axes, strict=False)]
+    sides += [] if bias is None else [_bias(call, bias, *(each[1] for each in triples))]
     if call.get("channels_last") or (call.get("opset", _AXIS_ALONE) < _AXIS_ALONE and call.get("axis", -1) != -1):
         raise Unsupported("this layout")
     made = call.apply(name, *condition, *sides, **call.attributes)
     zero = zeros[0] if zeros and zeros[0] is not None else np.zeros((), _type(triples[0][0]) or np.uint8)
-    return call.apply("QuantizeLinear", made, scale, zero)
+    return call.apply("QuantizeLinear", made, scale, zero, axis=-2 if name == "MatMul" else 1)
 
 
 # -- weights in blocks -------------------------------------------------------------------------------------------------
@@ -239,9 +227,9 @@ def _matmul_of_bits(
     elif not is_float(zeros):
         zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
     of_column = np.arange(columns) // block if group is None or not group.size else group[:columns]
-    zero, scale = (call.lift(t, scalar=False).entries.reshape(rows, blocks)[:, of_column] for t in (zeros, scales))
-    weight = Value(call.f.mul(call.f.sub(call.entries(numbers), zero), scale).T)
-    made = matmul(call, x, weight)
+    given = (call.move(each, lambda t: t.reshape(rows, blocks)[:, of_column]) for each in (scales, zeros))
+    weight = call.apply("DequantizeLinear", numbers, *given)
+    made = matmul(call, x, call.move(weight, np.transpose))
     return made if bias is None else add(call, made, bias)
 
 
@@ -256,6 +244,6 @@ def _gather_of_bits(call: Call, packed: Any, index: Any, scales: Any, zeros: Any
         zeros = np.full(scales.shape, 1 << (bits - 1) if whole else 0)
     elif whole:
         zeros = _unpacked(zeros, bits)[..., : scales.shape[-1]]
-    centred = _centred(call, numbers, zeros.astype(np.int64), axis, block)
-    table = Value(call.f.mul(centred, _scale(call, numbers, scales, axis, block)))
+    given = numbers, scales, zeros.astype(np.int64)
+    table = call.apply("DequantizeLinear", *given, axis=axis, block_size=block)
     return call.apply("Gather", table, index, axis=call.get("gather_axis", 0))

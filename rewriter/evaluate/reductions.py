@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -122,29 +122,22 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     return anchor, weights, f.total(weights, -1, keepdims=True)
 
 
-def softmax(call: Call, value: Value, axis: int = -1) -> Value:
-    """Softmax over an axis."""
-    _, weights, total = _exponentials(call, call.move(value, lambda t: np.moveaxis(t, axis, -1)))
-    made = call.f.mul(weights, call.f.inv(total))
-    return Value(np.ascontiguousarray(np.moveaxis(made, -1, axis)), origin=("softmax", value, axis))
-
-
-def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
-    """The logarithm of a softmax."""
+def softmax(call: Call, value: Value, axis: int = -1, *, log: bool = False) -> Value:
+    """Softmax over an axis, or its logarithm."""
     f, logits = call.f, call.move(value, lambda t: np.moveaxis(t, axis, -1))
-    anchor, _, total = _exponentials(call, logits)
-    masks = None if logits.masks is None else logits.masks - logits.masks.min(-1, keepdims=True)
-    made = Value(f.sub(f.sub(logits.entries, anchor), f.log(total)), masks)
-    moved: Value = call.move(made, lambda t: np.ascontiguousarray(np.moveaxis(t, -1, axis)))
-    return moved
+    anchor, weights, total = _exponentials(call, logits)
+    masks = None if not log or logits.masks is None else logits.masks - logits.masks.min(-1, keepdims=True)
+    made = f.sub(f.sub(logits.entries, anchor), f.log(total)) if log else f.mul(weights, f.inv(total))
+    moved = call.move(Value(made, masks), lambda t: np.ascontiguousarray(np.moveaxis(t, -1, axis)))
+    return Value(moved.entries, moved.masks, None if log else ("softmax", value, axis))
 
 
 @operator("Softmax", "LogSoftmax")
 def _softmax(call: Call, x: Value) -> Any:
-    compute: Callable[[Call, Value, int], Value] = softmax if call.kind == "Softmax" else log_softmax
+    log = call.kind == "LogSoftmax"
     if call.opset >= 13:
-        return compute(call, x, call.get("axis", -1))
-    made = compute(call, call.move(x, lambda t: as_matrix(t, call.get("axis", 1))), -1)
+        return softmax(call, x, call.get("axis", -1), log=log)
+    made = softmax(call, call.move(x, lambda t: as_matrix(t, call.get("axis", 1))), log=log)
     masks = None if made.masks is None else made.masks.reshape(x.shape)
     return Value(made.entries.reshape(x.shape), masks, made.origin)
 

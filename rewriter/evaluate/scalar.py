@@ -7,14 +7,15 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from inspect import signature
 from typing import Any
 
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, UNREACHED, Arithmetic, Field, Unsupported, Value, lifted
+from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, UNREACHED, Arithmetic, Field, Unsupported, Value
 from rewriter.evaluate.moves import joint_masks, masks_of
-from rewriter.evaluate.reductions import log_softmax, softmax
+from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 elementwise = functools.partial(operator, elementwise=True)
@@ -84,7 +85,7 @@ def _pow(call: Call, x: Any, exponent: Any) -> Any:
             entries = f.power(base, int(abs(2 * n if root else n)))
             entries = np.broadcast_to(f.inv(entries) if n < 0 else entries, shape)
             return Value(entries, whole=x.whole and n >= 0 and not root)
-    return Value(f.function("pow", *lifted(f, [x, exponent])))
+    return Value(f.function("pow", *np.broadcast_arrays(x.entries, call.entries(exponent))))
 
 
 @elementwise("Exp")
@@ -98,7 +99,7 @@ def _exp(call: Call, x: Value) -> Any:
 def _log(call: Call, x: Value) -> Any:
     """The logarithm; of a softmax, and of a sum of exponentials, without computing it first."""
     if x.origin and x.origin[0] == "softmax":
-        made = log_softmax(call, *x.origin[1:])
+        made = softmax(call, *x.origin[1:], log=True)
         return made if made.shape == x.shape else call.move(made, lambda t: t.reshape(x.shape))
     if x.origin and x.origin[0] == "sumexp":
         _, base, axes, keepdims = x.origin
@@ -144,7 +145,26 @@ NONLINEAR = frozenset(
 )
 """Activation operators, and operators that occur almost only inside expanded activations."""
 
-_UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
+
+def _hard_sigmoid(f: Arithmetic, x: Array, alpha: Any = 0.2, beta: Any = 0.5) -> Array:
+    line = f.add(f.mul(x, alpha), beta)
+    return f.minimum(f.maximum(line, np.zeros_like(line)), np.ones_like(line))  # in the order of Clip
+
+
+def _shrink(f: Arithmetic, x: Array, bias: Any = 0.0, lambd: Any = 0.5) -> Array:
+    low, high = f.sign(f.add(x, lambd)) < 0, f.sign(f.sub(x, lambd)) > 0
+    return np.where(low, f.add(x, bias), np.where(high, f.sub(x, bias), 0))
+
+
+def _elu(f: Arithmetic, x: Array, alpha: Any = 1.0) -> Array:
+    return f.choose(x, x, f.mul(alpha, f.expm1(x)))
+
+
+def _swish(f: Arithmetic, x: Array, alpha: Any = 1.0) -> Array:
+    return f.mul(x, f.sigmoid(f.mul(x, alpha)))
+
+
+_UNARY: Mapping[str, Callable[..., Array]] = {
     "Neg": lambda f, x: f.neg(x),
     "Reciprocal": lambda f, x: f.inv(x),
     "Sqrt": lambda f, x: f.sqrt(x),
@@ -158,17 +178,31 @@ _UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
     "Mish": lambda f, x: f.mul(x, f.tanh(f.softplus(x))),
     "Floor": lambda f, x: f.function("floor", x),
     "Ceil": lambda f, x: f.neg(f.function("floor", f.neg(x))),
+    "LeakyRelu": lambda f, x, alpha=0.01: f.choose(x, x, f.mul(x, alpha)),
+    "ThresholdedRelu": lambda f, x, alpha=1.0: np.where(f.sign(f.sub(x, alpha)) > 0, x, 0),
+    "Elu": _elu,
+    "Celu": lambda f, x, alpha=1.0: f.choose(x, x, f.mul(alpha, f.expm1(f.mul(x, f.inv(alpha))))),
+    "Selu": lambda f, x, alpha=1.6732632, gamma=1.050701: f.mul(_elu(f, x, alpha), gamma),
+    "Shrink": _shrink,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": lambda f, x: f.mul(x, _hard_sigmoid(f, x, f.rational(Fraction(1, 6)), f.rational(_HALF))),
+    "Swish": _swish,
+    "QuickGelu": lambda f, x, alpha=1.702: _swish(f, x, alpha),
 }
+"""Operators of one operand; numbers behind it are attributes, with their defaults."""
+_NUMBERS = {name: [*signature(function).parameters.values()][2:] for name, function in _UNARY.items()}
 _WHOLE, _ROUNDED = {"Neg", "Relu", "Abs", "Sign"}, {"Floor", "Ceil", "Round"}
 _ODD = ("Erf", "Sin", "Tan", "Asin", "Atan", "Sinh", "Asinh", "Atanh", "Round")
 _EVEN, _OTHER = ("Cos", "Cosh"), ("Acos", "Acosh")
 
 
-@elementwise(*_UNARY, *_ODD, *_EVEN, *_OTHER)
+@elementwise(*(_UNARY.keys() - {"QuickGelu"}), *_ODD, *_EVEN, *_OTHER)
+@elementwise("QuickGelu", domain=MICROSOFT)
 def _unary(call: Call, x: Value) -> Any:
     f, name = call.f, call.kind
     if name in _UNARY:
-        entries = _UNARY[name](f, x.entries)
+        numbers = (call.number(call.get(each.name, each.default)) for each in _NUMBERS[name])
+        entries = _UNARY[name](f, x.entries, *numbers)
     else:
         law = f.odd if name in _ODD else f.even if name in _EVEN else f.function
         entries = law(name.lower(), x.entries)
@@ -189,41 +223,9 @@ def _is_inf(call: Call, x: Value) -> Any:
 # -- activations
 
 
-@elementwise("LeakyRelu", "PRelu", "ThresholdedRelu")
-def _leaky_relu(call: Call, x: Any, slope: Any = None) -> Any:
-    f, entries = call.f, call.entries(x)
-    if call.kind == "ThresholdedRelu":
-        above = f.sign(f.sub(entries, call.number(call.get("alpha", 1.0)))) > 0
-        return Value(np.where(above, entries, 0))
-    factor = call.number(call.get("alpha", 0.01)) if slope is None else call.lift(slope, scalar=False).entries
-    return Value(f.choose(entries, entries, f.mul(entries, factor)))
-
-
-@elementwise("Elu", "Selu", "Celu")
-def _elu(call: Call, x: Value) -> Any:
-    f, entries, selu = call.f, x.entries, call.kind == "Selu"
-    alpha = call.number(call.get("alpha", 1.67326319217681884765625 if selu else 1.0))
-    inner = f.mul(entries, f.inv(alpha)) if call.kind == "Celu" else entries
-    made = f.choose(entries, entries, f.mul(alpha, f.expm1(inner)))
-    return Value(f.mul(made, call.number(call.get("gamma", 1.05070102214813232421875))) if selu else made)
-
-
-@elementwise("Shrink")
-def _shrink(call: Call, x: Value) -> Any:
-    f, entries = call.f, x.entries
-    bias, limit = call.number(call.get("bias", 0.0)), call.number(call.get("lambd", 0.5))
-    low, high = f.sign(f.add(entries, limit)) < 0, f.sign(f.sub(entries, limit)) > 0
-    return Value(np.where(low, f.add(entries, bias), np.where(high, f.sub(entries, bias), 0)))
-
-
-@elementwise("HardSigmoid", "HardSwish")
-def _hard_sigmoid(call: Call, x: Value) -> Any:
-    f, swish = call.f, call.kind == "HardSwish"
-    slope = f.rational(Fraction(1, 6)) if swish else call.number(call.get("alpha", 0.2))
-    offset = f.rational(_HALF) if swish else call.number(call.get("beta", 0.5))
-    line = f.add(f.mul(x.entries, slope), offset)
-    made = f.minimum(f.maximum(line, np.zeros_like(line)), np.ones_like(line))  # in the order of Clip
-    return Value(f.mul(x.entries, made) if swish else made)
+@elementwise("PRelu")
+def _prelu(call: Call, x: Any, slope: Any) -> Any:
+    return Value(_UNARY["LeakyRelu"](call.f, call.entries(x), call.lift(slope, scalar=False).entries))
 
 
 @elementwise("Gelu")
@@ -239,28 +241,12 @@ def _gelu(call: Call, x: Any, bias: Any = None) -> Any:
     return Value(f.mul(f.mul(x, f.rational(_HALF)), f.add(f.rational(1), bent)))
 
 
-@elementwise("Swish")
-@elementwise("QuickGelu", domain=MICROSOFT)
-def _swish(call: Call, x: Value) -> Any:
-    f, alpha = call.f, call.get("alpha", 1.702 if call.kind == "QuickGelu" else 1.0)
-    return Value(f.mul(x.entries, f.sigmoid(x.entries if alpha == 1 else f.mul(x.entries, call.number(alpha)))))
-
-
-_ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "HardSwish", "Softplus", "Softsign", "Gelu"), ()),
-    **dict.fromkeys(("LeakyRelu", "Elu", "ThresholdedRelu", "QuickGelu"), ("alpha",)),
-    "HardSigmoid": ("alpha", "beta"),
-    "Selu": ("alpha", "gamma"),
-    "Clip": ("min", "max"),
-}
-
-
 def activated(call: Call, x: Value) -> Value:
     """What a fused operator computes last, by its attribute `activation`."""
     name = call.text("activation")
     if not name:
         return x
-    if name not in _ACTIVATIONS:
+    if name not in (*_UNARY, "Gelu", "Clip"):
         raise Unsupported(f"the activation {name}")
     made: Value = call.apply(name, x, **activation_numbers(name, call.attributes))
     return made
@@ -268,7 +254,7 @@ def activated(call: Call, x: Value) -> Value:
 
 def activation_numbers(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of the activation: FusedGemm has `activation_alpha`, FusedConv a list `activation_params`."""
-    names = _ACTIVATIONS[name]
+    names = ("min", "max") if name == "Clip" else [each.name for each in _NUMBERS.get(name, ())]
     numbers = dict(zip(names, attributes.get("activation_params", ()), strict=False))
     return numbers | {each: attributes[f"activation_{each}"] for each in names if f"activation_{each}" in attributes}
 
@@ -337,4 +323,5 @@ def _compared(call: Call, x: Any, y: Any) -> Any:
 @elementwise("Mod")
 def _mod(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
-    return Value(call.f.function("fmod" if call.get("fmod", 0) else "mod", *lifted(call.f, [x, y])), whole=x.whole)
+    operands = np.broadcast_arrays(x.entries, y.entries)
+    return Value(call.f.function("fmod" if call.get("fmod", 0) else "mod", *operands), whole=x.whole)
