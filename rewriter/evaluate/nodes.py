@@ -84,6 +84,7 @@ def key_on(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
 @operator("Attention", domain=MICROSOFT)
 @operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 @operator("EmbedLayerNormalization", domain=MICROSOFT, table=True)
+@operator("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul", domain=MICROSOFT, product=True)
 def _defined(call: Call, *operands: Any) -> tuple[Any, ...]:
     """What the nodes compute that define an operator at the shapes of its operands."""
     evaluator, node = call.evaluator, call.node

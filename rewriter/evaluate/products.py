@@ -80,28 +80,14 @@ def _scaled(call: Call, x: Any, factor: float) -> Any:
     return x if factor == 1.0 else mul(call, x, np.float32(factor))
 
 
-def _turned(call: Call, x: Any) -> Any:
-    return call.move(x, lambda t: np.swapaxes(t, -1, -2))
-
-
 @operator("Gemm", "FusedGemm", product=True)
 def _gemm(call: Call, x: Any, y: Any, z: Any = None) -> Any:
-    x, y = (_turned(call, each) if call.get(name) else each for each, name in ((x, "transA"), (y, "transB")))
+    x, y = (call.move(t, np.transpose) if call.get(name) else t for t, name in ((x, "transA"), (y, "transB")))
     made = _scaled(call, matmul(call, x, y), call.get("alpha", 1.0))
     beta = call.get("beta", 1.0)
     if z is not None and beta != 0.0:
         made = add(call, made, _scaled(call, z, beta))
     return activated(call, made)
-
-
-@operator("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul", product=True)
-def _fused_matmul(call: Call, *operands: Any) -> Any:
-    sides = []
-    for side, x in zip("AB", operands, strict=True):
-        batched = call.get(f"transBatch{side}") and x.ndim > 1
-        moved = call.move(x, lambda t: np.moveaxis(t, 0, -2)) if batched else x
-        sides.append(_turned(call, moved) if call.get(f"trans{side}") and x.ndim > 1 else moved)
-    return activated(call, _scaled(call, matmul(call, *sides), call.get("alpha", 1.0)))
 
 
 def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:

@@ -21,12 +21,13 @@ import onnx
 from onnx import TensorProto
 from onnx.helper import make_node
 
+from rewriter.evaluate.scalar import activation_numbers
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
 from rewriter.graph.edit import drop_dead
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.fused import Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
-from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
+from rewriter.graph.view import LostError, attributes, integer_of, integers_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs
 
 ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -497,16 +498,19 @@ class _Expansion(Writer):
         return self.put("Reshape", numbers, self.constant([blocks[0], -1]), name="weight")
 
     def multiplied(self) -> None:
-        """FusedMatMul: alpha A B, with A and B perhaps transposed."""
+        """FusedMatMul: alpha A B, with A and B perhaps transposed, and perhaps an activation of it."""
         sides = []
         for side, tensor in zip("AB", self.node.input, strict=True):
             turned, moved = (integer_of(self.node, f"trans{name}{side}", 0) for name in ("", "Batch"))
             order = [*range(self.rank(tensor))] if turned or moved else []
-            order = [*order[1:-1], order[0], order[-1]] if moved else order
+            order = [*order[1:-1], order[0], order[-1]] if moved and len(order) > 1 else order
             order = [*order[:-2], *order[:-3:-1]] if turned else order
             sides.append(self.put("Transpose", tensor, perm=order) if order else tensor)
         made, alpha = self.put("MatMul", *sides), self.number("alpha", 1.0)
-        self.outputs(made if alpha == 1.0 else self.put("Mul", made, self.float(alpha)))
+        made = made if alpha == 1.0 else self.put("Mul", made, self.float(alpha))
+        if activation := b"".join(each.s for each in self.node.attribute if each.name == "activation").decode():
+            made = self.put(activation, made, **activation_numbers(activation, attributes(self.node)))
+        self.outputs(made)
 
     def rows(self) -> None:
         packed, place, scales, zeros = [*self.node.input, ""][:4]
@@ -527,6 +531,7 @@ DEFINITIONS: Mapping[tuple[str, str], Callable[[_Expansion], None]] = {
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Expansion.added,
     (MICROSOFT, "EmbedLayerNormalization"): _Expansion.embedded,
     (MICROSOFT, "FusedMatMul"): _Expansion.multiplied,
+    (MICROSOFT, "FusedMatMulActivation"): _Expansion.multiplied,
     (MICROSOFT, "TransposeMatMul"): _Expansion.multiplied,
     (MICROSOFT, "GatherBlockQuantized"): _Expansion.rows,
 }
