@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache, reduce
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ _BLOCK_OF_8, _BLOCKED = (
     one (float[1, 16, 1, 1] x, float[16, 16, 1, 1] w) => (float[1, 16, 1, 1] y) {{
         a = {NCHWC}.ReorderInput(x) b = {NCHWC}.Conv(a, w) y = {NCHWC}.ReorderOutput<channels = 16>(b) }}""",
 )
-_ELLIPSIS = "01234567"  # labels of the axes under an ellipsis, the last one first in no equation
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
@@ -96,56 +96,44 @@ def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:
     terms = left.split(",")
     hidden = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True)]
     hidden = [count if "..." in term else 0 for count, term in zip(hidden, terms, strict=True)]
-    widest = max(hidden)
-    terms = [term.replace("...", _ELLIPSIS[widest - count : widest]) for term, count in zip(terms, hidden, strict=True)]
+    spare = "".join(each for each in ascii_letters if each not in equation)[: max(hidden)]
+    terms = [term.replace("...", spare[len(spare) - count :]) for term, count in zip(terms, hidden, strict=True)]
     if not arrow:
         letters = [letter for term in left.split(",") for letter in term if letter != "."]
         result = "..." * ("..." in left) + "".join(sorted(each for each in letters if letters.count(each) == 1))
-    return terms, result.replace("...", _ELLIPSIS[:widest])
-
-
-def _diagonal(x: Array, term: str) -> Array:
-    """The entries at which axes of the same label have the same index."""
-    labels = [*dict.fromkeys(term)]
-    return np.asarray(np.einsum(x, [labels.index(each) for each in term], list(range(len(labels)))))
+    return terms, result.replace("...", spare)
 
 
 @operator("Einsum")
 def _einsum(call: Call, *operands: Any) -> Value:
-    f = call.f
+    f, sizes, parts = call.f, dict[str, int](), list[tuple[Array, str]]()
     terms, result = _labels(call.text("equation"), operands)
     if len(set(result)) != len(result):
         raise Unsupported("a result that is a diagonal")
-    entries = [_diagonal(call.entries(x), term) for x, term in zip(operands, terms, strict=True)]
-    terms = ["".join(dict.fromkeys(term)) for term in terms]
-    sizes: dict[str, int] = {}
-    for term, x in zip(terms, entries, strict=True):
-        for label, size in zip(term, x.shape, strict=True):
-            sizes[label] = size if sizes.get(label, 1) == 1 else sizes[label]
-    parts = [(np.broadcast_to(x, [sizes[each] for each in term]), term) for x, term in zip(entries, terms, strict=True)]
+    for term, operand in zip(terms, operands, strict=True):
+        labels = "".join(dict.fromkeys(term))  # of axes with one label, only the diagonal counts
+        parts.append((np.einsum(f"{term}->{labels}", call.entries(operand)), labels))
+        sizes |= {label: size for label, size in zip(labels, parts[-1][0].shape, strict=True) if size != 1}
 
-    def summed(x: Array, term: str, kept: str) -> tuple[Array, str]:
-        gone = tuple(place for place, label in enumerate(term) if label not in kept)
-        return (f.total(x, gone, keepdims=False) if gone else x), "".join(each for each in term if each in kept)
-
-    def arranged(x: Array, term: str, *groups: Sequence[str]) -> Array:
-        order = [term.index(each) for group in groups for each in group]
-        return x.transpose(order).reshape([math.prod(sizes[each] for each in group) for group in groups])
+    def arranged(x: Array, term: str, *groups: str) -> Array:
+        """The sum over the labels that are in no group, with the axes of each group as one."""
+        x = np.broadcast_to(x, [sizes.get(label, 1) for label in term])
+        kept = "".join(groups)
+        made = np.einsum(f"{term}->{kept}", x)
+        made = made if len(kept) == len(term) else f.reduced(made)
+        return made.reshape([math.prod(sizes.get(label, 1) for label in group) for group in groups])
 
     made, term = parts[0]
-    for place, following in enumerate(parts[1:], 1):
-        later = "".join(terms[place + 1 :]) + result
-        made, term = summed(made, term, following[1] + later)
-        other, right = summed(*following, term + later)
-        batch = [each for each in term if each in right and each in later]
-        inner = [each for each in term if each in right and each not in later]
-        rows, columns = [each for each in term if each not in right], [each for each in right if each not in term]
+    for place, (other, right) in enumerate(parts[1:], 1):
+        later = {*result, *"".join(terms[place + 1 :])}
+        batch = "".join(each for each in term if each in right and each in later)
+        inner = "".join(each for each in term if each in right and each not in later)
+        rows, columns = ("".join(x for x in a if x not in b and x in later) for a, b in ((term, right), (right, term)))
         left = Value(arranged(made, term, batch, rows, inner))
         product = f.matmul(left, Value(arranged(other, right, batch, inner, columns)))
-        term = "".join(batch + rows + columns)
-        made = product.reshape([sizes[each] for each in term])
-    made, term = summed(made, term, result)
-    return Value(made.transpose([term.index(each) for each in result]))
+        term = batch + rows + columns
+        made = product.reshape([sizes.get(label, 1) for label in term])
+    return Value(arranged(made, term, *result))
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------
