@@ -9,7 +9,6 @@ the multilinear extension in the one-hot vector of the id, so that any one token
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections import ChainMap
@@ -437,15 +436,11 @@ class Evaluator:
             raise Unsupported("it is not in the table of operators")
         if is_random(call.kind) or subgraphs(call.node):
             raise Unsupported("it draws numbers, or has a body")
-        f = self.arithmetic
+        f, domain = self.arithmetic, key_of(call.node)[0]
         drawn = [np.asarray(x.entries / f.p * 2 - 1, np.float32) if isinstance(x, Value) else x for x in operands]
-        stated = sorted(each.SerializeToString() for each in call.node.attribute)
-        version = self.opsets.get(key_of(call.node)[0])
-        digest = hashlib.blake2b(repr((key_of(call.node), version, stated)).encode(), key=f.key)
-        for each in operands:
-            text = isinstance(each, np.ndarray) and each.dtype.kind in "OUS"
-            digest.update(b"none" if each is None else content(each if text else f.lift(each).entries))
-        domain = key_of(call.node)[0]
+        texts = [isinstance(x, np.ndarray) and x.dtype.kind in "OUS" for x in operands]
+        entries = [x if x is None or text else f.lift(x).entries for x, text in zip(operands, texts, strict=True)]
+        name = "opaque", self.opsets.get(domain), key_on(call.node, entries)
         if domain in (*DOMAINS, *_OTHER_DOMAINS):
             made = list(self.program.kernels.run(call.node, drawn))
         elif (call.node.domain, call.node.op_type) in {
@@ -456,8 +451,7 @@ class Evaluator:
             made = [np.zeros(np.shape(drawn[0]), np.float32) if name else None for name in call.node.output]
         for place, value in enumerate(made):
             if is_float(value):
-                name = "opaque", digest.hexdigest(), place
-                made[place] = Value(f.function(name, np.arange(value.size)).reshape(value.shape))
+                made[place] = Value(f.function((*name, place), np.arange(value.size)).reshape(value.shape))
         return tuple(made)
 
     def _entered(self, x: Any) -> Any:

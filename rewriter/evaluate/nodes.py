@@ -21,6 +21,7 @@ from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, content, is_float, plain
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 from rewriter.graph.constants import elem_type_of, model_of
+from rewriter.graph.view import key_of
 from rewriter.text import one_line
 
 _KEPT = 2**20  # results of at most this many entries are kept
@@ -33,11 +34,11 @@ class Kernels:
 
     def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
         self._opsets, self._ir_version = opsets, min(ir_version, _MAX_IR)
-        self._kept: dict[bytes, tuple[Any, ...]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Any, ...]] = {}
 
     def run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
         """The outputs of a node. Raises Unsupported where neither onnxruntime nor onnx's evaluator computes it."""
-        key = key_on(node, operands)
+        key = (*map(bool, node.output), key_on(node, operands))
         if key in self._kept:
             return self._kept[key]
         feeds = {name: each for name, each in zip(node.input, operands, strict=True) if each is not None}
@@ -72,8 +73,7 @@ def key_on(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
     """A digest of what a node computes: its operator, attributes, and arrays."""
     stated = sorted(attribute.SerializeToString() for attribute in node.attribute)
     given = [None if each is None else (str(each.dtype), content(each)) for each in operands]
-    parts = node.domain, node.op_type, stated, [bool(name) for name in node.output], given
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+    return hashlib.blake2b(repr((key_of(node), stated, given)).encode()).digest()
 
 
 # -- operators that nodes define ---------------------------------------------------------------------------------------

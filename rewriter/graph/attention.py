@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto
-from onnx.helper import make_node
 
 from rewriter.evaluate.scalar import activation_numbers
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
@@ -461,13 +460,11 @@ class _Expansion(Writer):
             raise self.lost("how its mean is computed is not known")
         beta, bias = ([*further, "", ""] if centred else ["", *further, ""])[:2]
         total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{node.output[0]}/sum"
-        biased = f"{total}/biased" if bias else data  # optimisers put the tensor that the bias belongs to first
-        self.nodes.extend([make_node("Add", [data, bias], [biased])] if bias else [])
-        self.nodes.append(make_node("Add", [biased, skip], [total]))
+        # Optimisers put the tensor that the bias belongs to first.
+        self.put("Add", self.put("Add", data, bias, output=f"{total}/biased") if bias else data, skip, output=total)
         epsilon = self.number("epsilon", 1e-12)  # plain normalisations take 1e-5
-        operands = [total, scale, beta] if beta else [total, scale]
-        results = [made, *(statistics if centred else statistics[1:])]
-        self.nodes.append(make_node(operator, operands, results, axis=-1, epsilon=epsilon))
+        self.put(operator, *filter(None, (total, scale, beta)), output=made, axis=-1, epsilon=epsilon)
+        self.nodes[-1].output.extend(statistics if centred else statistics[1:])
 
     def embedded(self) -> None:
         """EmbedLayerNormalization: the norm of a sum of embeddings, and the number of unmasked tokens."""

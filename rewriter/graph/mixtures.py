@@ -15,6 +15,7 @@ or computes differently are refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,37 +90,30 @@ class _Mixture(Writer):
 
     def unfit(self, opset: int) -> str:
         """Why it cannot be expanded; empty if it can."""
-
-        def chosen(name: str, default: int = 0) -> int:
-            return integer_of(self.node, name, default)
-
-        bits = {chosen(f"fc{each}_expert_weight_bits", self.bits) for each in (1, 2, 3)} | {self.bits}
-        of_integers = attributes(self.node).get("quant_type", b"int") == b"int"
-        reasons = [
-            (self.activation == b"identity", "its experts have no activation"),
-            (
-                self.activation not in _ACTIVATIONS,
-                f"{_KERNEL} has no activation {quoted(self.activation.decode('utf-8', 'replace'))}",
-            ),
-            (chosen("use_sparse_mixer"), "it routes with use_sparse_mixer"),
-            (
-                "fc3" in self.given or chosen("swiglu_fusion") != (self.activation == b"swiglu"),
-                f"{_KERNEL} has gates in pairs of rows only (swiglu_fusion 1)",
-            ),
-            (chosen("swiglu_limit_after_activation"), f"{_KERNEL} does not clip behind the activation"),
-            (opset < _OPSET, f"its parts need opset {_OPSET}, and the model has {opset}"),
-        ]
+        chosen = functools.partial(integer_of, self.node, default=0)
+        unknown = quoted(self.activation.decode("utf-8", "replace"))
+        in_pairs = "fc3" not in self.given and chosen("swiglu_fusion") == (self.activation == b"swiglu")
+        reasons = {
+            "its experts have no activation": self.activation == b"identity",
+            f"{_KERNEL} has no activation {unknown}": self.activation not in _ACTIVATIONS,
+            "it routes with use_sparse_mixer": chosen("use_sparse_mixer"),
+            f"{_KERNEL} has gates in pairs of rows only (swiglu_fusion 1)": not in_pairs,
+            f"{_KERNEL} does not clip behind the activation": chosen("swiglu_limit_after_activation"),
+            f"its parts need opset {_OPSET}, and the model has {opset}": opset < _OPSET,
+        }
         if self.node.op_type == "QMoE":
-            rounded = chosen("block_size") > 0 and (self.bits == 8 or chosen("accuracy_level") == 4)
-            raw = chosen("normalize_routing_weights") != 1 and "router_weights" not in self.given
-            reasons += [
-                (not of_integers or any(self.node.input[15:]), f"{_KERNEL} has integers as weights only"),
-                (bits not in ({4}, {8}), "its weights are not of 4 bits or 8 bits throughout"),
-                (chosen("weights_prepacked", -1) == 1, "its weights are packed for one kernel"),
-                (rounded, f"{_KERNEL} rounds its activations to 8 bits (blocks of 8-bit weights, or accuracy_level 4)"),
-                (raw, f"{_KERNEL} normalises its routing weights, though normalize_routing_weights is not 1"),
-            ]
-        reason = next((reason for holds, reason in reasons if holds), "")
+            bits = {integer_of(self.node, f"fc{each}_expert_weight_bits", self.bits) for each in (1, 2, 3)}
+            others = attributes(self.node).get("quant_type", b"int") != b"int" or any(self.node.input[15:])
+            rounds = f"{_KERNEL} rounds its activations to 8 bits (blocks of 8-bit weights, or accuracy_level 4)"
+            shares = f"{_KERNEL} normalises its routing weights, though normalize_routing_weights is not 1"
+            reasons |= {
+                f"{_KERNEL} has integers as weights only": others,
+                "its weights are not of 4 bits or 8 bits throughout": bits | {self.bits} not in ({4}, {8}),
+                "its weights are packed for one kernel": chosen("weights_prepacked") == 1,
+                rounds: chosen("block_size") > 0 and (self.bits == 8 or chosen("accuracy_level") == 4),
+                shares: chosen("normalize_routing_weights") != 1 and "router_weights" not in self.given,
+            }
+        reason = next((reason for reason, holds in reasons.items() if holds), "")
         return reason or ("" if self.sizes else "its weights are not initializers of the shapes that it asks for")
 
     @cached_property
@@ -153,9 +147,8 @@ class _Mixture(Writer):
             kind = self.weights[given["fc1_scales"]].data_type  # may differ from that of the data
         shares = given.get("router_weights") or self.put("Softmax", given["router"], axis=-1)
         count = self.constant([integer_of(self.node, "k", 1)])
-        self.put("TopK", given["router"], count, axis=-1)
-        self.nodes[-1].output.append(f"{self.nodes[-1].output[0]}/experts")
-        chosen = self.nodes[-1].output[1]
+        chosen = f"{self.put('TopK', given['router'], count, axis=-1)}/experts"
+        self.nodes[-1].output.append(chosen)
         shares = self.put("GatherElements", shares, chosen, axis=-1)
         if integer_of(self.node, "normalize_routing_weights", 0) == 1:
             shares = self.put("Div", shares, self.put("ReduceSum", shares, last, keepdims=1))
