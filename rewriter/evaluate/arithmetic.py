@@ -96,18 +96,14 @@ def keep_digest(table: Array, digests: list[bytes]) -> Array:
 def content(table: Array) -> bytes:
     """A digest of a table's numbers, or text; narrow floats count as float32."""
     known, digests = _DIGESTS.get(id(table), (lambda: None, []))
-    if known() is not table:
-        digests = []
-    if not digests:
-        digests.append(_content(table))
-    return digests[0]
-
-
-def _content(table: Array) -> bytes:
+    if known() is table and digests:
+        return digests[0]
     same = table.astype(np.float32) if is_float(table) and table.dtype.itemsize < 4 else table
     digest = hashlib.sha256(f"{same.dtype}{same.shape}".encode())
     text = same.dtype.kind in "OUS"  # all of it: numpy shortens a long array
     digest.update(repr(same.tolist()).encode() if text else np.ascontiguousarray(same).reshape(-1).view(np.uint8).data)
+    if known() is table:
+        digests.append(digest.digest())
     return digest.digest()
 
 
@@ -215,8 +211,7 @@ class Field:
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self.farthest = UNREACHED if snaps else FARTHEST
-        self._powers = self.modulus.powers
-        self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
+        self._powers32 = self.modulus.powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         # Fingerprints of what a sign was taken of, up to a factor, an order and a shape: a sign is a coin in the field,
         # so that other conditions may give the same result. Of `settled` ones, masks decide a part; signs of `turned`
         # ones are multiplied by `turn`.
@@ -476,7 +471,7 @@ class Field:
             return self.reduced(np.where(bits < 0, -digits, digits) * self._powers32[exponents])
         fraction, exponent = np.frexp(np.where(np.isfinite(x), x, 0))
         digits = self.reduced((fraction * 2.0**53).astype(np.int64))
-        return self.mul(digits, self._powers[exponent.astype(np.int64) - 53 - _LOWEST_EXPONENT])
+        return self.mul(digits, self.modulus.powers[exponent.astype(np.int64) - 53 - _LOWEST_EXPONENT])
 
     # products
     def matmul(self, a: Any, b: Any) -> Array:

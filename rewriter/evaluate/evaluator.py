@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import ChainMap
+from collections import ChainMap, UserDict
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache, cached_property, lru_cache
+from operator import is_
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -74,38 +75,29 @@ def _constant(node: onnx.NodeProto, model: LoadedModel) -> Array:
     return _read(model, tensor)
 
 
-class Weights(Mapping[str, Array]):
+class Weights(UserDict[str, Any]):
     """Initializers by name. Small ones are cached; of large ones the last few, since evaluations run in lockstep."""
 
     def __init__(self, graph: onnx.GraphProto, model: LoadedModel) -> None:
         def read(name: str) -> Array:
-            return _read(model, self._tensors[name])
+            return _read(model, self.data[name])
 
         def read_large(name: str) -> Array:
             return keep_digest(read(name), self._digests.setdefault(name, []))
 
-        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
+        super().__init__({tensor.name: tensor for tensor in graph.initializer})
         self._small, self._large = cache(read), lru_cache(_MAX_HELD)(read_large)
         self._digests: dict[str, list[bytes]] = {}
 
     def __getitem__(self, name: str) -> Array:
-        small = math.prod(self._tensors[name].dims) <= _MAX_SMALL
+        small = math.prod(self.data[name].dims) <= _MAX_SMALL
         return self._small(name) if small else self._large(name)
 
     def described(self, name: str) -> tuple[str, tuple[int, ...], bytes]:
         """Type, shape and `content` of an initializer, which is not read again for them."""
-        tensor = self._tensors[name]
+        tensor = self.data[name]
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
         return dtype, tuple(tensor.dims), next(iter(self._digests.get(name, ())), b"") or content(self[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
 
 
 class Program:
@@ -171,8 +163,7 @@ class Program:
     def moved(self, call: Call, operator: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """The result of an operator on constants; evaluations in lockstep share the arrays."""
         node, given, made = self._moved
-        same = node is call.node and len(given) == len(operands)
-        if not (same and all(a is b for a, b in zip(given, operands, strict=True))):
+        if node is not call.node or len(given) != len(operands) or not all(map(is_, given, operands)):
             made = operator(call, *operands)
             if isinstance(made, np.ndarray) and made.size > _MAX_SMALL:
                 plain = all(each is None or isinstance(each, np.ndarray) for each in operands)  # no sequences
@@ -180,13 +171,12 @@ class Program:
             self._moved = call.node, operands, made
         return made
 
-    def definition(self, node: onnx.NodeProto, types: Mapping[str, tuple[int, Any]]) -> list[onnx.NodeProto]:
+    def definition(self, node: onnx.NodeProto, types: Mapping[str, TensorType]) -> list[onnx.NodeProto]:
         """The nodes that define an operator at some types and shapes. Raises Unsupported."""
         key = (*node.output, *types.items())
         if key not in self._definitions:
             try:
-                typed = {name: TensorType(*each) for name, each in types.items()}
-                self._definitions[key] = definition(node, typed, self.parts_opset)
+                self._definitions[key] = definition(node, types, self.parts_opset)
             except LostError as lost:
                 raise Unsupported(lost.miss.reason) from None
         return self._definitions[key]

@@ -21,6 +21,7 @@ from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, content, is_float, plain
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 from rewriter.graph.constants import elem_type_of, model_of
+from rewriter.graph.types import TensorType
 from rewriter.graph.view import key_of
 from rewriter.text import one_line
 
@@ -90,8 +91,8 @@ def _defined(call: Call, *operands: Any) -> tuple[Any, ...]:
     evaluator, node = call.evaluator, call.node
     given = dict(zip(node.input, operands, strict=True))
     known = {name: x for name, x in given.items() if x is not None}
-    types = {name: (_FLOAT if is_float(x) else elem_type_of(x), x.shape) for name, x in known.items()}
-    types[node.output[0]] = _FLOAT, None
+    types = {name: TensorType(_FLOAT if is_float(x) else elem_type_of(x), x.shape) for name, x in known.items()}
+    types[node.output[0]] = TensorType(_FLOAT)
     decided = evaluator.decided.intersection(known)
     given[""] = None
     for part in evaluator.program.definition(node, types):
