@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cache, reduce
+from functools import cache
 from string import ascii_letters
 from typing import Any
 
@@ -42,29 +42,26 @@ def _signed(call: Call, residues: Array) -> Array:
     return np.asarray(np.where(residues < negative, residues, -negative))
 
 
+def _counts(call: Call, x: Value, y: Value) -> Array:
+    """How many masking constants of x each entry of x @ y contains; a number times data masks nothing."""
+    if x.masks is None:
+        return np.zeros((1, 1))
+    factors = _signed(call, y.entries)
+    small = np.asarray((np.abs(factors) <= _LARGEST_COUNT).all(axis=(*range(y.ndim - 2), -1)))
+    return np.asarray((x.masks * small) @ (factors * small[:, None]).astype(np.float64))
+
+
 def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
     """How many masking constants each entry of x @ y contains; None where that is not known, too.
 
-    It is known where it does not depend on data: only then are all residues at a random point small integers. A number
-    that is multiplied by data masks nothing.
+    It is known where it does not depend on data: only then are all residues at a random point small integers.
     """
     if not call.f.reads_masks or min(x.ndim, y.ndim) < 2 or not (_has_masks(call, x) or _has_masks(call, y)):
         return None
     x, y = (call.lift(each, scalar=False) for each in (x, y))
-    found: list[Array] = []
-    for mine, other, axis in ((x, y, -2), (y, x, -1)):
-        if mine.masks is None:
-            continue
-        places = (*range(other.ndim - 2), -1 if axis == -2 else -2)
-        plain = (np.abs(_signed(call, other.entries)) <= _LARGEST_COUNT).all(axis=places, keepdims=True)
-        plain = plain.reshape((1, -1) if axis == -2 else (-1, 1))
-        counts = Value(call.f.reduced(np.where(plain, mine.masks, 0)))
-        if counts.entries.any():
-            found.append(call.f.matmul(*((counts, other) if axis == -2 else (other, counts))))
-    if not found:
-        return None
-    made = _signed(call, reduce(call.f.add, found))
-    return made if (np.abs(made) <= _LARGEST_COUNT).all() else None
+    turned = (call.move(each, lambda t: np.swapaxes(t, -1, -2)) for each in (y, x))
+    made = _counts(call, x, y) + np.swapaxes(_counts(call, *turned), -1, -2)
+    return made.astype(np.int64) if made.any() and (np.abs(made) <= _LARGEST_COUNT).all() else None
 
 
 @operator("MatMul", product=True)
@@ -156,13 +153,10 @@ def _windows(
 def _geometry(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Strides, dilations and pads of a kernel."""
     count = len(kernel)
-    strides = list(call.get("strides") or [1] * count)
-    dilations = list(call.get("dilations") or [1] * count)
+    strides, dilations = (call.get(name) or [1] * count for name in ("strides", "dilations"))
     mode = call.text("auto_pad", "NOTSET")
-    if mode == "VALID":
-        return strides, dilations, [0] * 2 * count
-    if mode == "NOTSET":
-        return strides, dilations, list(call.get("pads") or [0] * 2 * count)
+    if mode in ("NOTSET", "VALID"):
+        return strides, dilations, (mode == "NOTSET" and call.get("pads")) or [0] * 2 * count
     geometry = zip(shape[-count:], strides, kernel, dilations, strict=True)
     needed = [max((-(-size // step) - 1) * step + (k - 1) * d + 1 - size, 0) for size, step, k, d in geometry]
     less, more = [each // 2 for each in needed], [each - each // 2 for each in needed]
@@ -178,8 +172,7 @@ def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -
     total: Any = 0
     for offset, part in _windows(entries, kernel, *_geometry(call, x.shape, kernel)):
         columns = Value(part.reshape(batch, groups, x.shape[1] // groups, -1))
-        under: Any = (slice(None), slice(None), slice(None), *offset)
-        total = total + f.matmul(Value(weights[under][None]), columns)
+        total = total + f.matmul(Value(weights[(None, ..., *offset)]), columns)
         shape = part.shape[2:]
     made = Value(f.reduced(total).reshape(batch, channels, *shape))
     if bias is not None:  # for each channel
