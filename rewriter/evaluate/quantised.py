@@ -7,8 +7,8 @@ dequantised numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
-from itertools import repeat
 from typing import Any
 
 import ml_dtypes
@@ -135,12 +135,27 @@ def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any 
     return Value(matmul(call, left, right).entries, whole=True)
 
 
+@operator("ConvInteger")
+def _conv_integer(
+    call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None
+) -> Any:
+    if call.get("channels_last"):
+        raise Unsupported("channels_last")
+    data, kernel = Value(_centred(call, x, x_zero, 1)), Value(_centred(call, weight, weight_zero, 0))
+    return Value(call.apply("Conv", data, kernel, bias, **call.attributes).entries, whole=True)
+
+
+def _scaled(call: Call, made: Any, one: Any, two: Any, axes: Sequence[int] = (-2, -1)) -> Value:
+    """A product of integers, times the scales of its operands."""
+    scale = call.f.mul(_scale(call, made, one, axes[0]), _scale(call, made, two, axes[1]))
+    return Value(call.f.mul(made.entries, scale))
+
+
 @operator("MatMulIntegerToFloat")
 def _matmul_to_float(
     call: Call, x: Any, y: Any, x_scale: Any, y_scale: Any, x_zero: Any = None, y_zero: Any = None, bias: Any = None
 ) -> Any:
-    left = call.apply("DequantizeLinear", x, x_scale, x_zero, axis=-2)
-    made = matmul(call, left, call.apply("DequantizeLinear", y, y_scale, y_zero, axis=-1))
+    made = _scaled(call, _matmul_integer(call, x, y, x_zero, y_zero), x_scale, y_scale)
     return made if bias is None else add(call, made, bias)
 
 
@@ -150,10 +165,14 @@ def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, *further: Any) -> 
     return _matmul_to_float(call, number, y, scale, y_scale, zero, *further)
 
 
-def _bias(call: Call, bias: Any, one: Any, two: Any) -> Value:
-    """What is added to a product, as a real number: its scale is the product of those of the operands."""
-    scale = call.f.mul(_scale(call, bias, one, -1), _scale(call, bias, two, -1))
-    return Value(call.f.mul(call.entries(bias), scale))
+@operator("QLinearMatMul", "QLinearConv")
+def _qlinear_product(
+    call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, scale: Any, zero: Any, *bias: Any
+) -> Any:
+    conv = call.kind == "QLinearConv"
+    made = (_conv_integer if conv else _matmul_integer)(call, x, y, x_zero, y_zero, *bias)
+    real = _scaled(call, made, x_scale, y_scale, (1, 1) if conv else (-2, -1))
+    return call.apply("QuantizeLinear", real, scale, zero, axis=1 if conv else -2)
 
 
 @operator("QGemm")
@@ -162,39 +181,28 @@ def _qgemm(
     scale: Any = None, zero: Any = None,
 ) -> Any:  # fmt: skip
     x, y = (call.move(t, np.transpose) if call.get(name) else t for t, name in ((x, "transA"), (y, "transB")))
-    bias = None if bias is None else _bias(call, bias, x_scale, y_scale)
-    made = _matmul_to_float(call, x, y, x_scale, y_scale, x_zero, y_zero, bias)
+    made = _matmul_integer(call, x, y, x_zero, y_zero)
+    made = _scaled(call, made if bias is None else add(call, made, bias), x_scale, y_scale)
     result = mul(call, made, np.float32(call.get("alpha", 1.0)))
     return result if scale is None else call.apply("QuantizeLinear", result, scale, zero)
 
 
-@operator("ConvInteger")
-def _conv_integer(call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None) -> Any:
-    if call.get("channels_last"):
-        raise Unsupported("channels_last")
-    data, kernel = Value(_centred(call, x, x_zero, 1)), Value(_centred(call, weight, weight_zero, 0))
-    return Value(call.apply("Conv", data, kernel, **call.attributes).entries, whole=True)
-
-
 @operator(
     *("QLinearAdd", "QLinearMul", "QLinearWhere", "QLinearConcat", "QLinearSigmoid", "QLinearLeakyRelu"),
-    *("QLinearSoftmax", "QLinearGlobalAveragePool", "QLinearMatMul", "QLinearConv"),
+    *("QLinearSoftmax", "QLinearGlobalAveragePool"),
 )
 def _qlinear(call: Call, *operands: Any) -> Any:
     """An operator between DequantizeLinear and QuantizeLinear; each operand has a scale and a zero point."""
     name = call.kind.removeprefix("QLinear")
     condition = operands[:1] if name == "Where" else ()
-    first = [*operands[2:], *operands[:2]] if name == "Concat" else [*operands[len(condition) :]]
-    bias = first.pop() if name == "Conv" and len(first) % 3 == 0 else None
+    first = (*operands[2:], *operands[:2]) if name == "Concat" else operands[len(condition) :]
     *triples, (scale, *zeros) = [first[place : place + 3] for place in range(0, len(first), 3)]
-    axes = {"MatMul": (-2, -1), "Conv": (1, 0)}.get(name, repeat(1))
-    sides = [call.apply("DequantizeLinear", *each, axis=axis) for each, axis in zip(triples, axes, strict=False)]
-    sides += [] if bias is None else [_bias(call, bias, *(each[1] for each in triples))]
+    sides = [call.apply("DequantizeLinear", *each) for each in triples]
     if call.get("channels_last") or (call.get("opset", _AXIS_ALONE) < _AXIS_ALONE and call.get("axis", -1) != -1):
         raise Unsupported("this layout")
     made = call.apply(name, *condition, *sides, **call.attributes)
     zero = zeros[0] if zeros and zeros[0] is not None else np.zeros((), _type(triples[0][0]) or np.uint8)
-    return call.apply("QuantizeLinear", made, scale, zero, axis=-2 if name == "MatMul" else 1)
+    return call.apply("QuantizeLinear", made, scale, zero)
 
 
 # -- weights in blocks -------------------------------------------------------------------------------------------------
@@ -227,7 +235,8 @@ def _matmul_of_bits(
     elif not is_float(zeros):
         zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
     of_column = np.arange(columns) // block if group is None or not group.size else group[:columns]
-    given = (call.move(each, lambda t: t.reshape(rows, blocks)[:, of_column]) for each in (scales, zeros))
+    held = (call.lift(each, scalar=False) for each in (scales, zeros))
+    given = (call.move(each, lambda t: t.reshape(rows, blocks)[:, of_column]) for each in held)
     weight = call.apply("DequantizeLinear", numbers, *given)
     made = matmul(call, x, call.move(weight, np.transpose))
     return made if bias is None else add(call, made, bias)

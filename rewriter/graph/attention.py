@@ -79,14 +79,12 @@ def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
         # Mul(Cast(MatMulInteger(data, weight, zero point, zero point)), Mul(scale of data, scale of weight))
         chain, name = [node], node.input[0] if node.op_type == "Mul" else ""
         for operator in ("Cast", "MatMulInteger", "DynamicQuantizeLinear"):
-            maker = makers.get(name)
-            if maker is None or key_of(maker) != ("", operator):
+            if name not in makers or key_of(makers[name]) != ("", operator):
                 return None
-            chain, name = [*chain, maker], maker.input[0]
+            chain, name = [*chain, makers[name]], makers[name].input[0]
         *_, product, data = chain
-        scales = makers.get(node.input[1])
-        given = () if scales is None else (scales.op_type, scales.input[0], *product.input[2:3])
-        if scales is None or given != ("Mul", *data.output[1:3]):
+        scales = makers.get(node.input[1], onnx.NodeProto())
+        if (scales.op_type, *scales.input[:1], *product.input[2:3]) != ("Mul", *data.output[1:3]):
             return None
         written = Writer(node)
         weight = written.put("DequantizeLinear", product.input[1], scales.input[1], *product.input[3:], axis=1)

@@ -125,10 +125,8 @@ class _Mixture(Writer):
         experts, hidden, packed = dims["fc2"]
         each, block = 8 // self.bits, max(integer_of(self.node, "block_size", 0), 0)
         inner, wanted, made = packed * each, dict[str, list[int]](), dict[str, tuple[int, list[int]]]()
-        for key, rows, columns in (
-            ("fc1", inner * (1 + (self.activation == b"swiglu")), hidden),
-            ("fc2", hidden, inner),
-        ):
+        outer = inner * (1 + (self.activation == b"swiglu"))
+        for key, rows, columns in (("fc1", outer, hidden), ("fc2", hidden, inner)):
             if columns % each or columns % (block or 1):
                 return {}
             whole = [experts, rows, columns // block] if block else [experts, rows]
