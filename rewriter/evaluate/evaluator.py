@@ -433,9 +433,7 @@ class Evaluator:
         name = "opaque", self.opsets.get(domain), key_on(call.node, entries)
         if domain in (*DOMAINS, *_OTHER_DOMAINS):
             made = list(self.program.kernels.run(call.node, drawn))
-        elif (call.node.domain, call.node.op_type) in {
-            (each.domain, each.name) for each in self.program.proto.functions
-        }:
+        elif any((x.domain, x.name) == (call.node.domain, call.kind) for x in self.program.proto.functions):
             raise Unsupported("it is a function that cannot be inlined")
         else:  # which no kernel computes: as large as what it reads first
             made = [np.zeros(np.shape(drawn[0]), np.float32) if name else None for name in call.node.output]
@@ -498,21 +496,17 @@ class Evaluator:
             return False
         return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
 
-    def rows(self, table: Any, index: Array) -> Value:
+    def rows(self, call: Call, table: Any, index: Array) -> Value:
         """Rows of a table that the values of inputs choose; in a field blended."""
         index = np.where(index < 0, index + table.shape[0], index)
         if not isinstance(self.arithmetic, Field):
-            taken = table.entries[index] if isinstance(table, Value) else table[index]
-            value = Value(self.arithmetic.lift(taken, scalar=False).entries)
             whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
-            value.grid = ("q", str(table.dtype)) if whole else None
-            return value
+            taken = call.lift(call.move(table, lambda t: t[index]), scalar=False)
+            return Value(taken.entries, grid=("q", str(table.dtype)) if whole else None)
         ids, back = np.unique(index, return_inverse=True)
         shares = self.arithmetic.function(("blend", table.shape[0]), ids[:, None], np.arange(table.shape[0])[None])
-        flat: Any = table
-        if table.ndim != 2:  # else it stays the same object, whose residues are kept
-            shape = table.shape[0], -1
-            flat = Value(table.entries.reshape(shape)) if isinstance(table, Value) else table.reshape(shape)
+        # A matrix stays the same object, whose residues are kept.
+        flat = table if table.ndim == 2 else call.move(table, lambda t: t.reshape(len(t), -1))
         mixed = self.arithmetic.matmul(Value(shares), flat).reshape(len(ids), *table.shape[1:])
         return Value(mixed[back.reshape(index.shape)])
 

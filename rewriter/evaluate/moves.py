@@ -133,7 +133,7 @@ def _gather(call: Call, x: Any, index: Any) -> Any:
     axis = call.get("axis", 0)
     places = _from_end(index, x.shape[axis])
     if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        return call.evaluator.rows(x, places)
+        return call.evaluator.rows(call, x, places)
     return call.move(x, lambda t: np.take(t, places, axis=axis))
 
 
@@ -149,7 +149,7 @@ def _gather_elements(call: Call, x: Any, index: Any) -> Any:
 def _gather_nd(call: Call, x: Any, index: Any) -> Any:
     index = plain(index)
     if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        return call.evaluator.rows(x, _from_end(index[..., 0], x.shape[0]))
+        return call.evaluator.rows(call, x, _from_end(index[..., 0], x.shape[0]))
     batch = tuple(np.indices(index.shape[:-1])[: call.get("batch_dims", 0)])
     return call.move(x, lambda t: t[(*batch, *np.moveaxis(index, -1, 0))])
 
@@ -228,7 +228,7 @@ def _one_hot(call: Call, index: Any, depth: Any, values: Any) -> Any:
     axis = call.get("axis", -1)
     if call.decided and is_float(values):  # as rows of a table
         off, on = (call.lift(values[place]).entries for place in (0, 1))
-        hot = call.evaluator.rows(np.eye(size, dtype=np.float32), index).entries
+        hot = call.evaluator.rows(call, np.eye(size, dtype=np.float32), index).entries
         made = call.f.add(off, call.f.mul(hot, call.f.sub(on, off)))
         return Value(np.moveaxis(made, -1, axis))
     axis = axis + index.ndim + 1 if axis < 0 else axis
