@@ -20,7 +20,7 @@ import math
 import secrets
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache, wraps
@@ -195,8 +195,7 @@ def _in_parts(compute: _Of) -> _Of:
 class Field:
     """Arithmetic modulo a prime, which is 7 modulo 8, on int64 arrays, with oracles under a key."""
 
-    reads_masks = True  # large negative numbers are masks
-    reads_values = False  # entries are the numbers of the model, so that they may decide shapes
+    reads_masks = True  # large negative numbers are masks; else entries are numbers, which may decide shapes
 
     def __init__(
         self, p: int | Modulus, key: bytes, *, snaps: bool = False, products: Sequence[Product] = (),
@@ -527,16 +526,16 @@ class Modulus:
             self.known[key] = made.astype(np.uint32)
 
 
-def multiply(operands: Sequence[tuple[Field, Array]], weight: Array) -> None:
-    """Multiply operands in several fields by one weight, which is split once, for `Modulus.weighted` to find."""
-    if weight.size < _LEAST_KNOWN or weight.ndim != 2:
-        return
-    new: dict[tuple[Modulus, tuple[bytes, bytes]], tuple[Field, Array]] = {}
-    for field, x in operands:
-        key = content(weight), content(x)
-        if x.shape[-1] == len(weight) and key not in field.modulus.known:  # others are an error where they are used
-            new[field.modulus, key] = field, x
-    if len(new) > 1:
+def multiply(products: Iterable[tuple[Arithmetic, Any, Any]]) -> None:
+    """Multiply entries in several fields by a weight that is split once, for `Modulus.weighted` to find."""
+    new, weight = dict[tuple[Modulus, tuple[bytes, bytes]], tuple[Field, Array]](), None
+    for field, x, shared in products:
+        if not (isinstance(field, Field) and isinstance(x, Value) and isinstance(shared, np.ndarray)):
+            continue
+        if x.ndim > 1 and shared.ndim == 2 and x.shape[-1] == len(shared) and shared.size >= _LEAST_KNOWN:
+            weight, key = shared, (content(shared), content(x.entries))
+            new |= {} if key in field.modulus.known else {(field.modulus, key): (field, x.entries)}
+    if weight is not None and len(new) > 1:
         made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in new.values()], weight)
         for ((modulus, key), (_, x)), each in zip(new.items(), made, strict=True):
             modulus.keep(key, each.reshape(*x.shape[:-1], -1))
@@ -646,8 +645,7 @@ _NUMPY: Mapping[str, Callable[..., Array]] = {
 class Floats:
     """float64, for the reference evaluation."""
 
-    reads_masks, reads_values = False, True
-    snaps, low, farthest = False, -np.inf, np.inf
+    reads_masks, snaps, low, farthest = False, False, -np.inf, np.inf
     add: _Of = staticmethod(np.add)
     sub: _Of = staticmethod(np.subtract)
     mul: _Of = staticmethod(np.multiply)

@@ -533,18 +533,9 @@ def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
                 failed[place] = str(error)  # a StopIteration has no message
                 del running[place]
         if len(coming) > 1 and coming[0].op_type == "MatMul":
-            _multiply(coming[0].input, [evaluators[place] for place in running])
+            # The weight that they share is read once. What is wrong says the evaluation where it is used.
+            with suppress(Unsupported, *_UNFIT):
+                x, weight = coming[0].input
+                each = (evaluators[place] for place in running)
+                multiply([(e.arithmetic, e.environment.get(x), e.environment.get(weight)) for e in each])
     return failed
-
-
-def _multiply(names: Sequence[str], evaluators: Sequence[Evaluator]) -> None:
-    """Multiply operands of several evaluations by the weight that they share, which is read once."""
-    operands, weight = list[tuple[Field, Array]](), None
-    for each in evaluators:
-        x, shared, field = *(each.environment.get(name) for name in names), each.arithmetic
-        if isinstance(field, Field) and isinstance(x, Value) and x.ndim > 1 and isinstance(shared, np.ndarray):
-            weight = shared
-            operands.append((field, x.entries))
-    if weight is not None:
-        with suppress(Unsupported, *_UNFIT):  # which says the evaluation where they are used
-            multiply(operands, weight)

@@ -300,7 +300,7 @@ def _cast(call: Call, x: Any, like: Any = None) -> Any:
         if isinstance(x, Value):
             raise Unsupported(f"a conversion to {dtype.name}")
         return call.evaluator.program.kernels.run(call.node, [x])
-    if not isinstance(x, Value) and not (real and call.f.reads_values and call.evaluator.in_reals):
+    if not isinstance(x, Value) and not (real and not call.f.reads_masks and call.evaluator.in_reals):
         return x if real and is_float(x) else x.astype(dtype)
     x = call.lift(x)
     if dtype.kind == "b":
@@ -310,7 +310,7 @@ def _cast(call: Call, x: Any, like: Any = None) -> Any:
         return holds | (call.f.masks_decide(x.masks) != 0)
     if real:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)
-    if call.f.reads_values and not x.grid:
+    if not call.f.reads_masks and not x.grid:
         return np.trunc(x.entries).astype(dtype)
     if x.whole or (x.origin and x.origin[0] == "rounded"):
         return Value(x.entries, x.masks, whole=True, grid=x.grid)
@@ -369,6 +369,6 @@ def _constant_of_shape(call: Call, shape: Any) -> Any:
 
 @operator("NonZero", "Unique", "Range", always=True)
 def _sized_by_data(call: Call, *operands: Any) -> Any:
-    if any(isinstance(x, Value) for x in operands) and not call.f.reads_values:
+    if any(isinstance(x, Value) for x in operands) and call.f.reads_masks:
         raise Unsupported("data decides the shape of its output")
     return call.evaluator.program.kernels.run(call.node, [x.entries if isinstance(x, Value) else x for x in operands])

@@ -15,9 +15,8 @@ from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, is_float, plain
 from rewriter.evaluate.nodes import run_model
 from rewriter.evaluate.scalar import activated, add, mul
-from rewriter.evaluate.table import MICROSOFT, Call, operator
+from rewriter.evaluate.table import MICROSOFT, NCHWC, Call, operator
 
-NCHWC = "com.microsoft.nchwc"
 _LARGEST_COUNT = 2**16  # counts of masking constants beyond this are not believed
 _BLOCK_OF_8, _BLOCKED = (
     8,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -33,11 +33,6 @@ def flat(t: Array, axes: Sequence[int]) -> Array:
     return np.moveaxis(t, axes, range(-len(axes), 0)).reshape(*kept, count)
 
 
-def _shaped(call: Call, reduced: Array, axes: tuple[int, ...]) -> Array:
-    """The result over `flat` axes, with or without them."""
-    return np.expand_dims(reduced, axes) if call.get("keepdims", 1) else reduced
-
-
 @operator("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum")
 def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
     f, kind, places, keep = call.f, call.kind, axes_of(call, x, axes), bool(call.get("keepdims", 1))
@@ -56,35 +51,34 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
     return call.apply("Log", made) if kind == "ReduceLogSum" else made
 
 
-@operator("ReduceProd")
-def _reduced_product(call: Call, x: Value, axes: Any = None) -> Any:
-    f, places = call.f, axes_of(call, x, axes)
-    factors = np.moveaxis(flat(x.entries, places), -1, 0)
-    made = functools.reduce(f.mul, factors, np.ones_like(x.entries, shape=factors.shape[1:]))
-    return Value(_shaped(call, made, places), whole=x.whole)
+def _product(call: Call, x: Value) -> Value:
+    factors = np.moveaxis(x.entries, -1, 0)
+    made = functools.reduce(call.f.mul, factors, np.ones_like(x.entries, shape=factors.shape[1:]))
+    return Value(made, whole=x.whole)
 
 
-@operator("ReduceMax", "ReduceMin")
-def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
-    places, largest = axes_of(call, x, axes), call.kind == "ReduceMax"
-    order = flat(call.f.order(x.entries), places)
+def _log_sum_exp(call: Call, x: Value) -> Value:
+    anchor, _, total = _exponentials(call, x)
+    return Value(call.f.add(anchor, call.f.log(total))[..., 0])
+
+
+def _extreme(call: Call, x: Value) -> Any:
+    order, largest = call.f.order(x.entries), call.kind == "ReduceMax"
     if x.masks is not None:  # the largest is one with the fewest masking constants, the smallest one with the most
-        masks = flat(x.masks, places)
-        most = (masks.min if largest else masks.max)(-1, keepdims=True)
-        order = np.where(masks == most, order, order.dtype.type(0 if largest else 2**64 - 1))
+        most = (x.masks.min if largest else x.masks.max)(-1, keepdims=True)
+        order = np.where(x.masks == most, order, order.dtype.type(0 if largest else 2**64 - 1))
     picked = (order.argmax if largest else order.argmin)(-1)[..., None]
-
-    def pick(t: Array) -> Array:
-        return _shaped(call, np.take_along_axis(flat(t, places), picked, -1)[..., 0], places)
-
-    return call.move(x, pick)
+    return call.move(x, lambda t: np.take_along_axis(t, picked, -1)[..., 0])
 
 
-@operator("ReduceLogSumExp")
-def _log_sum_exp(call: Call, x: Value, axes: Any = None) -> Any:
+@operator("ReduceProd", "ReduceLogSumExp", "ReduceMax", "ReduceMin")
+def _reduced(call: Call, x: Value, axes: Any = None) -> Any:
     places = axes_of(call, x, axes)
-    anchor, _, total = _exponentials(call, call.move(x, lambda t: flat(t, places)))
-    return Value(_shaped(call, call.f.add(anchor, call.f.log(total))[..., 0], places))
+    along: Callable[[Call, Value], Any] = {"ReduceProd": _product, "ReduceLogSumExp": _log_sum_exp}.get(
+        call.kind, _extreme
+    )
+    made = along(call, call.move(x, lambda t: flat(t, places)))
+    return call.move(made, lambda t: np.expand_dims(t, places)) if call.get("keepdims", 1) else made
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool")

@@ -1,5 +1,4 @@
 """Rows of operators that compute each entry from entries at the same place: arithmetic, activations, comparisons."""
-# ruff: noqa: ARG001 - every row is given its node
 
 from __future__ import annotations
 
@@ -39,12 +38,13 @@ def _sub(call: Call, x: Any, y: Any) -> Any:
     return Value(call.f.sub(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
-@elementwise("Sum", "Mean")
-def _sum(call: Call, x: Any, *others: Any) -> Any:
-    total = functools.reduce(functools.partial(add, call), others, call.lift(x))
-    if call.kind == "Sum":
-        return total
-    return Value(call.f.mul(total.entries, call.f.rational(Fraction(1, 1 + len(others)))))
+@elementwise("Sum", "Mean", "Max", "Min")
+def _combined(call: Call, x: Any, *others: Any) -> Any:
+    combine = functools.partial(add if call.kind in ("Sum", "Mean") else _larger, call)
+    made = functools.reduce(combine, map(call.lift, others), call.lift(x))
+    return (
+        Value(call.f.mul(made.entries, call.f.rational(Fraction(1, 1 + len(others))))) if call.kind == "Mean" else made
+    )
 
 
 @elementwise("Mul")
@@ -209,13 +209,10 @@ def _unary(call: Call, x: Value) -> Any:
     return Value(entries, origin=("rounded",) if name in _ROUNDED else None, whole=x.whole and name in _WHOLE)
 
 
-@elementwise("IsNaN")
-def _is_nan(call: Call, x: Value) -> Any:
-    return np.isnan(x.entries)
-
-
-@elementwise("IsInf")
-def _is_inf(call: Call, x: Value) -> Any:
+@elementwise("IsNaN", "IsInf")
+def _is_special(call: Call, x: Value) -> Any:
+    if call.kind == "IsNaN":
+        return np.isnan(x.entries)
     below, above = (x.entries == -np.inf) | (masks_of(x) >= INFINITE), x.entries == np.inf
     return (below & bool(call.get("detect_negative", 1))) | (above & bool(call.get("detect_positive", 1)))
 
@@ -260,11 +257,6 @@ def activation_numbers(name: str, attributes: Mapping[str, Any]) -> dict[str, An
 
 
 # -- order
-
-
-@elementwise("Max", "Min")
-def _extreme(call: Call, x: Any, *others: Any) -> Any:
-    return functools.reduce(functools.partial(_larger, call), map(call.lift, others), call.lift(x))
 
 
 def _larger(call: Call, x: Value, y: Value) -> Value:

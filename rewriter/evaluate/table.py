@@ -22,7 +22,8 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Arithmetic, Value, integers
 
-MICROSOFT = "com.microsoft"
+MICROSOFT, NCHWC = "com.microsoft", "com.microsoft.nchwc"
+"""Domains of onnxruntime; in the second, channels of images are in blocks, and perhaps padded."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def operator(
     return put
 
 
-DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
+DOMAINS = ("", MICROSOFT, NCHWC)
 
 
 def row(domain: str, name: str) -> Operator | None:

@@ -67,8 +67,7 @@ class Fragment:
     def nodes(self, metadata: Mapping[str, str]) -> list[onnx.NodeProto]:
         protos = [OnnxExporter.export_node(node) for node in self._nodes]
         for proto in protos:
-            for key, value in metadata.items():
-                proto.metadata_props.add(key=key, value=value)
+            onnx.helper.set_metadata_props(proto, dict(metadata))
         return protos
 
     def initializers(self) -> list[onnx.TensorProto]:

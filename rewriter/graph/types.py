@@ -15,6 +15,7 @@ from math import prod
 
 import onnx
 
+from rewriter.evaluate.table import MICROSOFT, NCHWC
 from rewriter.graph.walk import all_graphs, iter_nodes, own_names, subgraphs
 
 FLOATS = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -69,20 +70,17 @@ _MAX_OPERANDS, _MAX_OUTPUTS = 24, 4
 _SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _MAX_OPERANDS - 1)
 """An output of the type and shape of the first operand; one of its type only."""
 
-_BLOCKED = "com.microsoft.nchwc"
-"""Domain of onnxruntime's operators on images whose channels are in blocks, and perhaps padded."""
-
 _SIMILAR: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
     (domain, name): rules
     for domain, rules, names in (
         ("", {0: _SAME}, "SimplifiedLayerNormalization"),
-        ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu RotaryEmbedding MoE QMoE"),
-        ("com.microsoft", {0: _SAME, 3: _SAME}, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
-        ("com.microsoft", {0: ("Gather", 2, 0), 1: ("Compress", 0, 1), 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
-        ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention BiasAdd"),
-        ("com.microsoft", {0: _TYPE}, "FusedConv NhwcFusedConv FusedGemm FusedMatMul GemmFastGelu"),
-        (_BLOCKED, {0: _SAME}, "ReorderInput"),
-        (_BLOCKED, {0: _TYPE}, "ReorderOutput Upsample"),
+        (MICROSOFT, {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu RotaryEmbedding MoE QMoE"),
+        (MICROSOFT, {0: _SAME, 3: _SAME}, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
+        (MICROSOFT, {0: ("Gather", 2, 0), 1: ("Compress", 0, 1), 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
+        (MICROSOFT, {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention BiasAdd"),
+        (MICROSOFT, {0: _TYPE}, "FusedConv NhwcFusedConv FusedGemm FusedMatMul GemmFastGelu"),
+        (NCHWC, {0: _SAME}, "ReorderInput"),
+        (NCHWC, {0: _TYPE}, "ReorderOutput Upsample"),
     )
     for name in names.split()
 }
@@ -158,9 +156,9 @@ def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
 
 def _in_onnx_terms(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     """An operator that onnx knows, with the type and shape of a fused one; else the node."""
-    if node.domain not in ("com.microsoft", _BLOCKED) or not node.input or len(node.output) != 1:
+    if node.domain not in (MICROSOFT, NCHWC) or not node.input or len(node.output) != 1:
         return node
-    if node.domain == _BLOCKED and (node.domain, node.op_type) not in _SIMILAR:  # Conv and pooling, as onnx has them
+    if node.domain == NCHWC and (node.domain, node.op_type) not in _SIMILAR:  # Conv and pooling, as onnx has them
         plain = deepcopy(node)
         plain.ClearField("domain")
         return plain

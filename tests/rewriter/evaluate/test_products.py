@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter.evaluate.arithmetic import Field, Modulus, multiply
+from rewriter.evaluate.arithmetic import Field, Modulus, Value, multiply
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import write_optimised
 from tests.rewriter.evaluate import single
@@ -199,7 +199,7 @@ def test_products_with_weights_are_exact(kind: Any, shape: tuple[int, int], unus
     weight.flat[: 3 * len(unusual) : 3] = unusual
     fields = [Field(Modulus(), each) for each in (b"a", b"b")]
     operands = [(field, _RNG.integers(field.p - 9, field.p, (2 + n, shape[0]))) for n, field in enumerate(fields)]
-    multiply(operands, weight)
+    multiply([(field, Value(x), weight) for field, x in operands])
     for field, x in operands:
         residues = field.lift(weight, scalar=False).entries.astype(object)
         np.testing.assert_array_equal(field.modulus.weighted(field, x, weight), x.astype(object) @ residues % field.p)
