@@ -21,7 +21,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, type_of
 from rewriter.graph.view import constant_of, holder_name, key_of, operator_of, opsets
-from rewriter.graph.walk import iter_nodes, subgraphs, with_names
+from rewriter.graph.walk import iter_nodes, subgraphs, with_distinct_names
 from rewriter.text import counted, decoded, quoted
 
 _REMARKS = ("unused opset", "metadata", "model")  # entries that do not affect the computation
@@ -147,7 +147,7 @@ def renamed(a: LoadedModel, b: LoadedModel, names: Mapping[str, str]) -> LoadedM
     if len({*names.values()}) < len(names):
         raise UsageError("--map: two names of the first model cannot become one")
     back = {theirs: ours for ours, theirs in names.items()}
-    return replace(b, proto=with_names(b.proto, back), mapped=True) if names else b
+    return replace(b, proto=with_distinct_names(b.proto, back), mapped=True) if names else b
 
 
 def signature_differences(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[str, ...]:

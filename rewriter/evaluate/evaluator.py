@@ -126,10 +126,8 @@ class Program:
         self._moved: tuple[Any, Sequence[Any], Any] = None, (), None
         self._digests: dict[bytes, list[bytes]] = {}  # of large results, by `key_on`
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
-        used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
-        missing = next((each for each in sorted(used) if each not in self.opsets), None)
-        if missing is not None:
-            raise Unsupported(f"it uses operators of {missing or 'ai.onnx'} without importing their version")
+        if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
+            raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
         self.names = {value.name for value in self.graph.input}.union(*(node.output for node in self.graph.node))
         self.overridable = overridable_in(self.graph)
 
@@ -394,28 +392,28 @@ class Evaluator:
         return tuple_of(found(call, *operands))
 
     def _note_choices(self, call: Call, operands: Sequence[Any], made: Array) -> None:
-        """Note what an operator compares: its first operand with the others or its attributes, or with 0."""
+        """Note which integers an operator compares, in either order, and with which results.
+
+        They are its first operand and the others or its attributes, or 0.
+        """
         first, *others = (each for each in operands if each is not None)
         if call.kind == "Clip":
             others += [np.asarray(call.get(name)) for name in ("min", "max") if name in call.attributes]
         elif call.kind in (*SIGNED, *CASTS):
             others = [np.zeros(())]
         for place, other in enumerate(others):
-            self._note_choice(call, first, other, made, call.node.output[0] + ", a bound" * place)
-            first = np.maximum(first, other)  # which the upper bound of a Clip is compared with
-
-    def _note_choice(self, call: Call, a: Array, b: Array, made: Array, name: str) -> None:
-        """Record which integers were compared, in either order, and with which results."""
-        if not call.decided and ((a < 0).all() or (b < 0).all()):
-            return  # no size is negative
-        apart = np.unique(np.subtract(a, b, dtype=np.float64))
-        other = -apart[::-1]
-        order = (apart.tolist() > other.tolist()) - (apart.tolist() < other.tolist())
-        along = not call.decided and made.size > 1  # positions, whose results follow from each other
-        found = np.unique(made if made.dtype == np.bool_ else apart > 0)
-        results = frozenset({False, True} if along else found.tolist())
-        digest = hash((other if order > 0 else apart).tobytes())
-        self.choices[name] = Choice(digest, order * EQUAL_ARE.get(call.kind, 0), 0 in apart, results, call.decided)
+            a, first = first, np.maximum(first, other)  # which the upper bound of a Clip is compared with
+            if not call.decided and ((a < 0).all() or (other < 0).all()):
+                continue  # no size is negative
+            apart = np.unique(np.subtract(a, other, dtype=np.float64))
+            turned = -apart[::-1]
+            order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
+            along = not call.decided and made.size > 1  # positions, whose results follow from each other
+            found = np.unique(made if made.dtype == np.bool_ else apart > 0)
+            results = frozenset({False, True} if along else found.tolist())
+            digest, like = hash((turned if order > 0 else apart).tobytes()), order * EQUAL_ARE.get(call.kind, 0)
+            name = call.node.output[0] + ", a bound" * place
+            self.choices[name] = Choice(digest, like, 0 in apart, results, call.decided)
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as an unknown function of its attributes and operands.

@@ -58,9 +58,9 @@ class Call:
         value = self.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
-    def apply(self, name: str, *operands: Any, domain: str = "", **attributes: Any) -> Any:
+    def apply(self, name: str, *operands: Any, **attributes: Any) -> Any:
         """The first output of another operator, as a part of this one: `call.apply("Softmax", scores, axis=-1)`."""
-        found = OPERATORS.get((domain, name)) or OPERATORS[MICROSOFT, name]
+        found = OPERATORS.get(("", name)) or OPERATORS[MICROSOFT, name]
         return tuple_of(found(Call(self.node, name, attributes, self.evaluator, self.decided), *operands))[0]
 
     def lift(self, x: Any, *, scalar: bool = True) -> Value:

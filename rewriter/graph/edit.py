@@ -162,16 +162,11 @@ def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto,
     Returns the copy and the operators, as `Swish(25)`; None if the model has none of them, or if ONNX does not define
     them for its operator set.
     """
-    copy, found = inlined(model), set[str]()
-    version = opsets(model.opset_import).get("", 1)
-    for node in iter_nodes(copy.graph.node):
-        domain, name = key_of(node)
-        if domain or not onnx.defs.has(name, version):
-            continue
-        schema = onnx.defs.get_schema(name, version)
-        inner = [each.op_type for each in schema.function_body.node]  # empty if the body depends on the node
-        if operator in (name, *inner):
-            found.add(name)
+    copy, version = inlined(model), opsets(model.opset_import).get("", 1)
+    used = {name for domain, name in map(key_of, iter_nodes(copy.graph.node)) if not domain}
+    schemas = [onnx.defs.get_schema(name, version) for name in used if onnx.defs.has(name, version)]
+    # The body is empty if it depends on the node.
+    found = {each.name for each in schemas if operator in (each.name, *(x.op_type for x in each.function_body.node))}
     if not found:
         return None
     try:

@@ -39,8 +39,7 @@ class Fragment:
         return self._tensors.setdefault(name, gs.Variable(name))
 
     def constant(self, name: str, values: NDArray[np.generic]) -> gs.Constant:
-        # `ascontiguousarray` turns a scalar into a vector of one element; `reshape` undoes that.
-        constant = gs.Constant(self.qualified(name), np.ascontiguousarray(values).reshape(values.shape))
+        constant = gs.Constant(self.qualified(name), np.asarray(values, order="C"))
         self._constants.append(constant)
         return constant
 

@@ -51,16 +51,14 @@ def own_names(graph: onnx.GraphProto) -> set[str]:
     return names.union(*(node.output for node in graph.node)) - {""}
 
 
-def with_distinct_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, or a copy in which no two graphs define tensors of one name, as the branches of an If may."""
-    names = [name for graph in all_graphs(model.graph) for name in own_names(graph)]
-    if len({*names}) == len(names):
+def with_distinct_names(model: onnx.ModelProto, names: Mapping[str, str] | None = None) -> onnx.ModelProto:
+    """The model, or a copy in which no two graphs define tensors of one name, as the branches of an If may.
+
+    `names` are other names of some tensors of the main graph.
+    """
+    names, every = names or {}, [name for graph in all_graphs(model.graph) for name in own_names(graph)]
+    if not names and len({*every}) == len(every):
         return model
-    return with_names(model, {})
-
-
-def with_names(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
-    """A copy with other names of some tensors of the main graph, in which no two graphs define tensors of one name."""
     made = deepcopy(model)
     _distinguish(made.graph, {*names.values()}, {}, names)
     return made
