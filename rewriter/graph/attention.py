@@ -171,18 +171,18 @@ class _Expansion(Writer):
     def of(self, tensor: str) -> TensorType:
         return self.types.get(tensor, TensorType())
 
+    def known(self, number: object, what: str) -> int:
+        """A size, a rank or a type. Raises LostError for anything but an integer."""
+        if not isinstance(number, int):
+            raise self.lost(f"{what} is not known")
+        return number
+
     def rank(self, tensor: str) -> int:
-        rank = self.of(tensor).rank
-        if rank is None:
-            raise self.lost(f"the shape of '{tensor}' is not known")
-        return rank
+        return self.known(self.of(tensor).rank, f"the shape of '{tensor}'")
 
     def width(self, tensor: str, axis: int) -> int:
         shape = self.of(tensor).shape or ()
-        size = shape[axis] if len(shape) > max(axis, 0) else None
-        if not isinstance(size, int):
-            raise self.lost(f"the shape of '{tensor}' is not known")
-        return size
+        return self.known(shape[axis] if len(shape) > max(axis, 0) else None, f"the shape of '{tensor}'")
 
     def outputs(self, *made: str) -> None:
         """Give tensors the names of the operator's outputs. Raises LostError if it has more outputs."""
@@ -195,9 +195,7 @@ class _Expansion(Writer):
     @cached_property
     def kind(self) -> int:
         kind = self.of(self.node.input[0]).elem_type or self.of(self.node.output[0]).elem_type
-        if not kind:
-            raise self.lost("the type of its operands is not known")
-        return kind
+        return self.known(kind or None, "the type of its operands")
 
     def float(self, number: float) -> str:
         return self.constant(number, self.kind)
@@ -230,8 +228,7 @@ class _Expansion(Writer):
 
     def by_head(self, tensor: str, heads: int) -> str:
         """[batch, tokens, heads * channels] as [batch, heads, tokens, channels]."""
-        if heads < 1:
-            raise self.lost("its number of heads is not known")
+        heads = self.known(max(heads, 0) or None, "its number of heads")
         apart = self.put("Reshape", tensor, self.constant([0, 0, heads, -1]))
         return self.put("Transpose", apart, perm=[0, 2, 1, 3])
 
