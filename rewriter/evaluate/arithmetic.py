@@ -533,8 +533,9 @@ def multiply(products: Iterable[tuple[Arithmetic, Any, Any]]) -> None:
         if not (isinstance(field, Field) and isinstance(x, Value) and isinstance(shared, np.ndarray)):
             continue
         if x.ndim > 1 and shared.ndim == 2 and x.shape[-1] == len(shared) and shared.size >= _LEAST_KNOWN:
-            weight, key = shared, (content(shared), content(x.entries))
-            new |= {} if key in field.modulus.known else {(field.modulus, key): (field, x.entries)}
+            key = content(shared), content(x.entries)
+            if key not in field.modulus.known:
+                new[field.modulus, key], weight = (field, x.entries), shared
     if weight is not None and len(new) > 1:
         made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in new.values()], weight)
         for ((modulus, key), (_, x)), each in zip(new.items(), made, strict=True):

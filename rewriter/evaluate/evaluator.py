@@ -531,7 +531,7 @@ def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
                 failed[place] = str(error)  # a StopIteration has no message
                 del running[place]
         if len(coming) > 1 and coming[0].op_type == "MatMul":
-            # The weight that they share is read once. What is wrong says the evaluation where it is used.
+            # The weight that they share is read once; an operand that does not fit is an error where it is used.
             with suppress(Unsupported, *_UNFIT):
                 x, weight = coming[0].input
                 each = (evaluators[place] for place in running)

@@ -248,11 +248,7 @@ def _gather_of_bits(call: Call, packed: Any, index: Any, scales: Any, zeros: Any
     whole = packed.dtype.name == "uint8"
     if isinstance(packed, Value) or (whole and axis % packed.ndim != packed.ndim - 1):
         raise Unsupported("a table that is packed along another axis")
-    numbers = _unpacked(packed, bits) if whole else packed.astype(np.int64)
-    if zeros is None:
-        zeros = np.full(scales.shape, 1 << (bits - 1) if whole else 0)
-    elif whole:
-        zeros = _unpacked(zeros, bits)[..., : scales.shape[-1]]
-    given = numbers, scales, zeros.astype(np.int64)
-    table = call.apply("DequantizeLinear", *given, axis=axis, block_size=block)
+    middle = np.full(scales.shape, 1 << (bits - 1) if whole else 0)
+    zeros = middle if zeros is None else _unpacked(zeros, bits)[..., : scales.shape[-1]]
+    table = call.apply("DequantizeLinear", _unpacked(packed, bits), scales, zeros, axis=axis, block_size=block)
     return call.apply("Gather", table, index, axis=call.get("gather_axis", 0))

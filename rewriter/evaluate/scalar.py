@@ -42,9 +42,9 @@ def _sub(call: Call, x: Any, y: Any) -> Any:
 def _combined(call: Call, x: Any, *others: Any) -> Any:
     combine = functools.partial(add if call.kind in ("Sum", "Mean") else _larger, call)
     made = functools.reduce(combine, map(call.lift, others), call.lift(x))
-    return (
-        Value(call.f.mul(made.entries, call.f.rational(Fraction(1, 1 + len(others))))) if call.kind == "Mean" else made
-    )
+    if call.kind != "Mean":
+        return made
+    return Value(call.f.mul(made.entries, call.f.rational(Fraction(1, 1 + len(others)))))
 
 
 @elementwise("Mul")
@@ -189,7 +189,7 @@ _UNARY: Mapping[str, Callable[..., Array]] = {
     "Swish": _swish,
     "QuickGelu": lambda f, x, alpha=1.702: _swish(f, x, alpha),
 }
-"""Operators of one operand; numbers behind it are attributes, with their defaults."""
+"""Operators of one operand, followed by attributes that are numbers, with their defaults."""
 _NUMBERS = {name: [*signature(function).parameters.values()][2:] for name, function in _UNARY.items()}
 _WHOLE, _ROUNDED = {"Neg", "Relu", "Abs", "Sign"}, {"Floor", "Ceil", "Round"}
 _ODD = ("Erf", "Sin", "Tan", "Asin", "Atan", "Sinh", "Asinh", "Atanh", "Round")
