@@ -243,7 +243,7 @@ def activated(call: Call, x: Value) -> Value:
     name = call.text("activation")
     if not name:
         return x
-    if name not in (*_UNARY, "Gelu", "Clip"):
+    if name not in NONLINEAR:
         raise Unsupported(f"the activation {name}")
     made: Value = call.apply(name, x, **activation_numbers(name, call.attributes))
     return made
