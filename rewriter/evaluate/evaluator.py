@@ -210,13 +210,9 @@ def _with_definitions(model: onnx.ModelProto, weights: LoadedModel, other: onnx.
 
     model = with_plain_experts(with_parts(model, parts))
     version = opsets(model.opset_import).get("", 1)
-    used = {key_of(node) for node in iter_nodes(model.graph.node)}
-    defined = [
-        key
-        for key in used
-        if not key[0] and row(*key) is None and onnx.defs.has(key[1], version)
-        if onnx.defs.get_schema(key[1], version).has_function  # type: ignore[attr-defined]
-    ]
+    used = {name for domain, name in map(key_of, iter_nodes(model.graph.node)) if not domain and row("", name) is None}
+    schemas = (onnx.defs.get_schema(name, version) for name in used if onnx.defs.has(name, version))
+    defined = [("", each.name) for each in schemas if each.has_function]  # type: ignore[attr-defined]
     return by_definition(deepcopy(model), defined) if defined else model
 
 

@@ -17,7 +17,7 @@ from onnx.helper import make_node, make_opsetid
 
 from rewriter.graph.types import forget_types
 from rewriter.graph.view import GraphView, graph_at, key_of, opsets
-from rewriter.graph.walk import iter_nodes, reads
+from rewriter.graph.walk import iter_nodes, own_names, reads
 
 LOOSE_INITIALIZERS = 4
 """First IR version whose initializers need not be graph inputs; in older models a new one would change the signature,
@@ -49,13 +49,10 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
     # the output's consumers all come after it, so the graph stays in topological order.
     merged: list[onnx.NodeProto] = []
     for index, node in enumerate(graph.node):
-        if index not in places:
-            merged.append(node)
-            continue
-        if model.ir_version < LOOSE_INITIALIZERS:
-            for tensor in places[index].initializers:
-                merged += [make_node("Constant", [], [tensor.name], f"{tensor.name}/constant", value=tensor)]
-        merged.extend(places[index].nodes)
+        part = places.get(index)
+        constants = part.initializers if part is not None and model.ir_version < LOOSE_INITIALIZERS else ()
+        merged += (make_node("Constant", [], [each.name], f"{each.name}/constant", value=each) for each in constants)
+        merged += [node] if part is None else part.nodes
     set_nodes(graph, merged)
     drop_dead(graph, unread, kept={name for part in replacements for node in part.nodes for name in node.output})
     if model.ir_version >= LOOSE_INITIALIZERS:
@@ -103,9 +100,7 @@ def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[st
         name = graph.initializer[index].name
         if name in seen and not uses[name] and name not in declared:
             del graph.initializer[index]
-    made = {name for node in graph.node for name in node.output} | declared
-    made.update(tensor.name for tensor in graph.initializer)
-    forget_types(graph, {value.name for value in graph.value_info} - made)
+    forget_types(graph, {value.name for value in graph.value_info} - own_names(graph))
 
 
 # -- local functions, inlined as the runtime does -------------------------------------------------------------------

@@ -218,7 +218,6 @@ def _view(
     where: str = "", path: Path = (),
 ) -> GraphView:  # fmt: skip
     """Index one graph: the main graph, or a body that also sees the tensors of `outer`; `typed` has its types."""
-    declared = [value.name for value in graph.input]
     own = {tensor.name: tensor for tensor in graph.initializer}
     initializers, overridable = dict(own), overridable_in(graph)
     if outer is not None:
@@ -240,7 +239,7 @@ def _view(
         consumers={name: tuple(readers) for name, readers in consumers.items()},
         initializers=initializers,
         overridable=overridable,
-        inputs=tuple(name for name in declared if name not in own),
+        inputs=tuple(value.name for value in graph.input if value.name not in own),
         outputs=tuple(value.name for value in graph.output),
         types=declared_types(typed, {} if outer is None else outer.types),
         opsets=versions,
