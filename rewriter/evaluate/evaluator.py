@@ -450,8 +450,10 @@ class Evaluator:
             if floats and kind in _LAID_OUT:  # entries are widened by the operators that compute with them
                 return found(call, *operands)
             if floats:  # and no data: what they make may decide a shape
-                made = found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
-                return tuple(_numbers(each) for each in tuple_of(made))
+                made = tuple_of(found(call, *(call.lift(each) if is_float(each) else each for each in operands)))
+                numbers = [each.entries if isinstance(each, Value) else each for each in made]
+                whole = [isinstance(each, Value) and each.whole for each in made]
+                return tuple(x.astype(np.int64) if each else x for x, each in zip(numbers, whole, strict=True))
         elif self.in_reals and found is not None and kind not in ALWAYS and kernels is None:
             lifted = self._in_reals(call, operands)
             if lifted is not None:
@@ -506,12 +508,6 @@ class Evaluator:
 
     def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
         """Called with each node before it is computed; a subclass may note which tables are read in part."""
-
-
-def _numbers(value: Any) -> Any:
-    if not isinstance(value, Value):
-        return value
-    return value.entries.astype(np.int64) if value.whole else value.entries
 
 
 def in_step(evaluators: Sequence[Evaluator]) -> list[str]:

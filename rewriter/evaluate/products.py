@@ -35,17 +35,12 @@ def _has_masks(call: Call, x: Any) -> bool:
     return is_float(x) and bool((x <= call.f.low).any())
 
 
-def _signed(call: Call, residues: Array) -> Array:
-    """Residues as the integers of the least magnitude."""
-    negative = call.f.neg(residues)
-    return np.asarray(np.where(residues < negative, residues, -negative))
-
-
 def _counts(call: Call, x: Value, y: Value) -> Array:
     """How many masking constants of x each entry of x @ y contains; a number times data masks nothing."""
     if x.masks is None:
         return np.zeros((1, 1))
-    factors = _signed(call, y.entries)
+    negative = call.f.neg(y.entries)
+    factors = np.where(y.entries < negative, y.entries, -negative)  # as the integers of the least magnitude
     small = np.asarray((np.abs(factors) <= _LARGEST_COUNT).all(axis=(*range(y.ndim - 2), -1)))
     return np.asarray((x.masks * small) @ (factors * small[:, None]).astype(np.float64))
 
@@ -135,31 +130,22 @@ def _einsum(call: Call, *operands: Any) -> Value:
 # -- convolutions ------------------------------------------------------------------------------------------------------
 
 
-def _windows(
-    x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
-) -> Iterator[tuple[tuple[int, ...], Array]]:
+def _windows(call: Call, x: Array, kernel: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Array]]:
     """For every offset in a kernel, the entries under it at all places; 0 in the padding."""
-    count = len(kernel)
-    edges = list(zip(pads[:count], pads[count:], strict=True))
-    x = np.pad(x, [(0, 0)] * (x.ndim - count) + edges)
+    count, mode = len(kernel), call.text("auto_pad", "NOTSET")
+    strides, dilations = (call.get(name) or [1] * count for name in ("strides", "dilations"))
     extents = [step * (size - 1) + 1 for size, step in zip(kernel, dilations, strict=True)]
+    pads = (mode == "NOTSET" and call.get("pads")) or [0] * 2 * count
+    edges = list(zip(pads[:count], pads[count:], strict=True))
+    if mode.startswith("SAME"):
+        sizes = zip(x.shape[-count:], strides, extents, strict=True)
+        needed = [max((-(-size // step) - 1) * step + extent - size, 0) for size, step, extent in sizes]
+        edges = [(each // 2, each - each // 2)[:: 1 if mode == "SAME_UPPER" else -1] for each in needed]
+    x = np.pad(x, [(0, 0)] * (x.ndim - count) + edges)
     windows: Any = np.lib.stride_tricks.sliding_window_view(x, extents, tuple(range(-count, 0)))
     windows = windows[(..., *(slice(None, None, step) for step in (*strides, *dilations)))]
     for offset in np.ndindex(*kernel):
         yield offset, windows[(..., *offset)]
-
-
-def _geometry(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Strides, dilations and pads of a kernel."""
-    count = len(kernel)
-    strides, dilations = (call.get(name) or [1] * count for name in ("strides", "dilations"))
-    mode = call.text("auto_pad", "NOTSET")
-    if mode in ("NOTSET", "VALID"):
-        return strides, dilations, (mode == "NOTSET" and call.get("pads")) or [0] * 2 * count
-    geometry = zip(shape[-count:], strides, kernel, dilations, strict=True)
-    needed = [max((-(-size // step) - 1) * step + (k - 1) * d + 1 - size, 0) for size, step, k, d in geometry]
-    less, more = [each // 2 for each in needed], [each - each // 2 for each in needed]
-    return strides, dilations, less + more if mode == "SAME_UPPER" else more + less
 
 
 @operator("Conv", "FusedConv", product=True)
@@ -169,7 +155,7 @@ def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -
     batch, channels = x.shape[0], weights.shape[0]
     weights = weights.reshape(groups, channels // groups, *weights.shape[1:])
     total: Any = 0
-    for offset, part in _windows(entries, kernel, *_geometry(call, x.shape, kernel)):
+    for offset, part in _windows(call, entries, kernel):
         columns = Value(part.reshape(batch, groups, x.shape[1] // groups, -1))
         total = total + f.matmul(Value(weights[(None, ..., *offset)]), columns)
         shape = part.shape[2:]
