@@ -84,11 +84,10 @@ def with_outputs(model: onnx.ModelProto, view: GraphView, tensors: Sequence[str]
 def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> set[int]:
     """Indices of the nodes that `outputs` depend on, without going past the tensors in `stop`."""
 
-    def before(index: int) -> set[int]:
-        return {view.producer[name] for name in reads(view.nodes[index]) if name in view.producer and name not in stop}
+    def makers(names: Iterable[str]) -> set[int]:
+        return {view.producer[name] for name in names if name in view.producer and name not in stop}
 
-    ends = {view.producer[name] for name in outputs if name in view.producer and name not in stop}
-    return {*reached(ends, before)}
+    return {*reached(makers(outputs), lambda index: makers(reads(view.nodes[index])))}
 
 
 def _value(view: GraphView, name: str) -> onnx.ValueInfoProto:

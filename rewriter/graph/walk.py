@@ -81,21 +81,15 @@ def _distinguish(graph: onnx.GraphProto, taken: set[str], names: Mapping[str, st
             _distinguish(body, taken, names, {})
 
 
-def captured_names(node: onnx.NodeProto) -> set[str]:
-    """The tensors that the bodies of a node read and do not define.
+def reads(node: onnx.NodeProto) -> list[str]:
+    """The tensors that a node may read, in the same order in every run: its operands, and what its bodies capture.
 
     Body by body, because one may define a name that another one reads from outside.
     """
-    found = set[str]()
-    for _, graph in subgraphs(node):
-        found |= {value.name for value in graph.output}.union(*map(reads, graph.node)) - own_names(graph)
-    return found
-
-
-def reads(node: onnx.NodeProto) -> list[str]:
-    """The tensors that a node may read, including captures of its subgraphs, in the same order in every run."""
-    captured = sorted(captured_names(node), key=str) if node.attribute else ()
-    return [name for name in (*node.input, *captured) if name]
+    captured = set[str]()
+    for _, graph in subgraphs(node) if node.attribute else ():
+        captured |= {value.name for value in graph.output}.union(*map(reads, graph.node)) - own_names(graph)
+    return [name for name in (*node.input, *sorted(captured, key=str)) if name]
 
 
 def reached(starts: Iterable[Reached], following: Callable[[Reached], Iterable[Reached]]) -> Iterator[Reached]:

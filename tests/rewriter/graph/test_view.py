@@ -7,7 +7,7 @@ import onnx
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import all_views, graph_at, holder_name
-from rewriter.graph.walk import all_graphs, captured_names, subgraphs
+from rewriter.graph.walk import all_graphs, reads, subgraphs
 
 
 def test_a_name_that_one_branch_defines_is_captured_by_the_other() -> None:
@@ -18,7 +18,7 @@ def test_a_name_that_one_branch_defines_is_captured_by_the_other() -> None:
         f"y = If (c) <then_branch = a () => ({shape} p) <{shape} t = {{1, 2, 3, 4}}> {{ p = Abs(t) }}, "
         f"else_branch = b () => ({shape} q) {{ q = Abs(t) }}> }}"
     )
-    assert captured_names(model.graph.node[1]) == {"t"}
+    assert reads(model.graph.node[1]) == ["c", "t"]
 
 
 def test_integers_are_folded_exactly() -> None:
@@ -104,7 +104,7 @@ def test_a_body_hides_names_around_it() -> None:
     assert then.type_of("h") == then.type_of("k") == other.type_of("h") == TensorType(FLOAT, ("n", 2))
     assert [onnx.numpy_helper.to_array(view.initializers["w"]).tolist() for view in (then, other)] == [[3, 4], [1, 2]]
     assert set(then.initializers) == set(other.initializers) == {"w", "v"}
-    assert captured_names(main.nodes[0]) == {"x", "w", "v"}
+    assert reads(main.nodes[0]) == ["c", "v", "w", "x"]
 
 
 def test_views_of_bodies() -> None:
@@ -153,5 +153,5 @@ def test_captures_of_sparse_weights_and_of_outputs() -> None:
         body.output.append(onnx.ValueInfoProto(name=name))
     body.sparse_initializer.add().values.name = "sparse"
     node = onnx.helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=onnx.GraphProto(name="e"))
-    assert captured_names(node) == {"outer"}
-    assert captured_names(onnx.helper.make_node("Neg", ["x"], ["y"])) == frozenset()
+    assert reads(node) == ["c", "outer"]
+    assert reads(onnx.helper.make_node("Neg", ["x"], ["y"])) == ["x"]
