@@ -145,8 +145,12 @@ def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> 
     values = {name: value_of(name) for name in node.input[1:4] if name}
     types = {name: TensorType(elem_type_of(value), value.shape) for name, value in values.items()}
     written = _Expansion(node, types, _AXES_AS_INPUT)
-    made = [written.weight()]
-    return np.asarray(computed(written.nodes, values, made, {"": _AXES_AS_INPUT})[0])
+    bits, rows, columns, block = (integer_of(node, name, 4) for name in ("bits", "N", "K", "block_size"))
+    packed, scales, zeros, order = [*node.input, "", ""][1:5]
+    if order or integer_of(node, "weight_prepacked", 0) > 0:
+        raise written.lost("its weight is in another order")
+    made = written.part(written.matrix(packed, scales, zeros, bits, [rows, -(-columns // block)]), 1, 0, columns)
+    return np.asarray(computed(written.nodes, values, [made], {"": _AXES_AS_INPUT})[0])
 
 
 @dataclass(frozen=True)
@@ -470,14 +474,6 @@ class _Expansion(Writer):
         made = self.put("LayerNormalization", total, *norm, axis=-1, epsilon=self.number("epsilon", 1e-12))
         none = self.put("Expand", self.constant(0, TensorProto.INT32), self.size(tokens, 0))
         self.outputs(made, self.along("ReduceSum", mask, [1], keepdims=0) if mask else none, total)
-
-    def weight(self) -> str:
-        """The matrix [N, K] of MatMulNBits."""
-        bits, rows, columns, block = (integer_of(self.node, name, 4) for name in ("bits", "N", "K", "block_size"))
-        packed, scales, zeros, order = [*self.node.input, "", ""][1:5]
-        if order or integer_of(self.node, "weight_prepacked", 0) > 0:
-            raise self.lost("its weight is in another order")
-        return self.part(self.matrix(packed, scales, zeros, bits, [rows, -(-columns // block)]), 1, 0, columns)
 
     def matrix(self, packed: str, scales: str, zeros: str, bits: int, blocks: list[int]) -> str:
         """[rows, columns] of packed numbers with scales for each block [rows, blocks] of a row."""

@@ -16,7 +16,7 @@ from math import prod
 import onnx
 
 from rewriter.evaluate.table import MICROSOFT, NCHWC
-from rewriter.graph.walk import all_graphs, iter_nodes, own_names, subgraphs
+from rewriter.graph.walk import all_graphs, iter_nodes, own_names
 
 FLOATS = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 """The element types of floating-point numbers that models compute in, from the fewest digits to the most."""
@@ -137,8 +137,8 @@ def _without_hidden(graph: onnx.GraphProto) -> set[str]:
     """Drop declarations of names that bodies define again, which onnx would apply to the inner tensors."""
     every = set[str]()
     for each in all_graphs(graph):
-        bodies = [body for node in each.node for _, body in subgraphs(node)]
-        hidden = {name for body in bodies for inner in all_graphs(body) for name in own_names(inner)}
+        _, *inside = all_graphs(each)
+        hidden = set[str]().union(*map(own_names, inside))
         forget_types(each, hidden)
         for value in each.output:
             if value.name in hidden:
