@@ -21,8 +21,7 @@ from passes.programs.closed_forms import gate, line, needs_line, with_line
 from passes.programs.fitted import cheapest, cheapest_gate, in_powers
 from passes.programs.program import Arithmetic, Array, Program
 from passes.programs.solve import Function, Parameters, Solve
-from rewriter.evaluate.arithmetic import sigmoid, softplus
-from rewriter.graph.elementwise import gelu_tanh, normal_cdf
+from rewriter.evaluate.arithmetic import each, sigmoid, softplus
 
 Values = Callable[[Array, Parameters], Array]
 Make = Callable[[Parameters, Arithmetic], Program]
@@ -109,6 +108,15 @@ def _clip(y: Array, p: Parameters) -> Array:
     return np.clip(slope * y + offset, min(left, right), max(left, right))
 
 
+def _normal_cdf(x: Array) -> Array:
+    return 0.5 * each(math.erfc, -x / math.sqrt(2.0))  # erfc keeps the left tail accurate
+
+
+def _gelu_tanh(x: Array) -> Array:
+    """As x sigmoid(2 z) with z = sqrt(2/pi) (x + 0.044715 x^3)."""
+    return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
+
+
 _UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
 _LEAKY_RELU = Activation(
     "leaky_relu", ("right", "left"), lambda y, p: np.where(y >= 0, p[0], p[1]) * y, solve.two_slopes,
@@ -119,7 +127,7 @@ _SILU = Activation(
     closed_forms.silu, _UNIT,
 )  # fmt: skip
 _GELU = Activation(
-    "gelu", ("inner", "factor"), lambda y, p: p[1] * y * normal_cdf(p[0] * y), solve.self_gated(NormalDist().inv_cdf),
+    "gelu", ("inner", "factor"), lambda y, p: p[1] * y * _normal_cdf(p[0] * y), solve.self_gated(NormalDist().inv_cdf),
     _gelu_program, _UNIT, _gelu_gate, _quick_gelu,
 )  # fmt: skip
 _TANH = Activation(
@@ -169,7 +177,7 @@ ACTIVATIONS: tuple[Activation, ...] = (
     _LEAKY_RELU,
     _SILU,
     _GELU,
-    _factored("gelu_tanh", gelu_tanh, _gelu_program, gate=_gelu_gate, quick=_quick_gelu),
+    _factored("gelu_tanh", _gelu_tanh, _gelu_program, gate=_gelu_gate, quick=_quick_gelu),
     _factored("mish", lambda y: y * np.tanh(softplus(y)), closed_forms.mish),
     _within(_TANH, "sigmoid", (1.0, 1.0, 0.0), None, None, 0.0, off=0.0),
     _TANH,

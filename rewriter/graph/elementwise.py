@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,26 +10,16 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Floats, Value, each, sigmoid
+from rewriter.evaluate.arithmetic import Floats, Value
 from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT, Call, row, tuple_of
 from rewriter.graph.view import attributes, key_of
 
-__all__ = ["MICROSOFT", "NONLINEAR", "OPERATORS", "evaluate", "gelu_tanh", "normal_cdf", "outputs"]
+__all__ = ["MICROSOFT", "NONLINEAR", "OPERATORS", "evaluate", "outputs"]
 
 OPERATORS = frozenset(ELEMENTWISE)
 _REALS: Any = SimpleNamespace(arithmetic=Floats(), opsets={"": onnx.defs.onnx_opset_version()})
-
-
-def normal_cdf(x: Array) -> Array:
-    """The normal distribution function Phi(x); erfc keeps the left tail accurate."""
-    return 0.5 * each(math.erfc, -x / math.sqrt(2.0))
-
-
-def gelu_tanh(x: Array) -> Array:
-    """The tanh approximation of GELU, as x sigmoid(2 z) with z = sqrt(2/pi) (x + 0.044715 x^3)."""
-    return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
 
 
 def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
