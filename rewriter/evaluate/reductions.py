@@ -200,8 +200,7 @@ def _group_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
     n, channels, *rest = entries.shape
     grouped = entries.reshape(n, groups, channels // groups * math.prod(rest))
     made = _normalised(call, grouped, (2,))[0].reshape(entries.shape)
-    scale, bias = (_by_channel(call, each, entries.ndim) for each in (scale, bias))
-    scale, bias = (np.repeat(each, channels // each.shape[0], 0) for each in (scale, bias))
+    scale, bias = (np.repeat(_by_channel(call, t, entries.ndim), channels // t.size, 0) for t in (scale, bias))
     return Value(call.f.add(call.f.mul(made, scale), bias))
 
 
