@@ -64,8 +64,7 @@ def _identity(call: Call, x: Any) -> Any:
 def _dropout(call: Call, x: Any, ratio: Any = None, training: Any = None) -> Any:
     if training is not None and plain(training).any():
         raise Unsupported("dropout in training")
-    outputs = call.node.output
-    if len(outputs) < 2 or not outputs[1]:
+    if not any(call.node.output[1:]):
         return x
     return x, np.ones(x.shape, bool if call.opset >= 7 else np.float32)
 
