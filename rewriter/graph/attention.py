@@ -462,7 +462,7 @@ class _Expansion(Writer):
         # Optimisers put the tensor that the bias belongs to first.
         self.put("Add", self.put("Add", data, bias, output=f"{total}/biased") if bias else data, skip, output=total)
         epsilon = self.number("epsilon", 1e-12)  # plain normalisations take 1e-5
-        self.put(operator, *filter(None, (total, scale, beta)), output=made, axis=-1, epsilon=epsilon)
+        self.put(operator, total, scale, *filter(None, [beta]), output=made, axis=-1, epsilon=epsilon)
         self.nodes[-1].output.extend(statistics if centred else statistics[1:])
 
     def embedded(self) -> None:
