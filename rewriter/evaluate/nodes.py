@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[An
             raise Unsupported(f"no kernel computes it: {one_line(str(error), 120)}") from None
 
 
-def key_on(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
+def key_on(node: onnx.NodeProto, operands: Iterable[Array | None]) -> bytes:
     """A digest of what a node computes: its operator, attributes, and arrays."""
     stated = sorted(attribute.SerializeToString() for attribute in node.attribute)
     given = [None if each is None else (str(each.dtype), content(each)) for each in operands]
