@@ -143,11 +143,13 @@ class Program:
         """The initializers of a graph, as `Weights`, which are read lazily."""
         return self._once(Weights, graph, self._model)
 
-    def constants(self) -> dict[str, Array]:
-        """The initializers and Constant nodes of the main graph that are not text, by name."""
+    def constants(self, most: float = math.inf) -> dict[str, Array]:
+        """The initializers and Constant nodes of the main graph that are not text, by name, of up to `most` entries."""
         sources = [node for node, _ in self.nodes(self.graph) if constant_of(node) is not None]
-        every = {**self.weights(self.graph), **{node.output[0]: self.constant(node) for node in sources}}
-        return {name: x for name, x in every.items() if x.size and x.dtype.kind not in "OUS"}
+        weights = self.weights(self.graph)
+        every = {name: weights[name] for name, tensor in weights.data.items() if math.prod(tensor.dims) <= most}
+        every |= {node.output[0]: self.constant(node) for node in sources}
+        return {name: x for name, x in every.items() if 0 < x.size <= most and x.dtype.kind not in "OUS"}
 
     @cached_property
     def makers(self) -> dict[str, onnx.NodeProto]:

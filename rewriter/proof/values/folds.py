@@ -64,7 +64,7 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
 
 def products(program: Program) -> list[Product]:
     """Products and quotients of two scalars of a model, such as scales that a tool merges into one or an attribute."""
-    every = {float(abs(x.reshape(-1)[0])) for x in program.constants().values() if is_float(x) and x.size == 1}
+    every = {float(abs(x.reshape(-1)[0])) for x in program.constants(most=1).values() if is_float(x)}
     numbers = sorted(x for x in every if math.isfinite(x) and x not in (0.0, 1.0))[:_SCALARS]
     found: dict[float, Product] = {}
     for a in numbers:

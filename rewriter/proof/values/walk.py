@@ -70,7 +70,7 @@ class Kept(Fingerprints):
     @cached_property
     def numbers(self) -> dict[int, float]:
         """The entries of small constants, by residue."""
-        small = [x.ravel() for x in self.program.constants().values() if is_float(x) and x.size <= _SMALL]
+        small = [x.ravel() for x in self.program.constants(_SMALL).values() if is_float(x)]
         found = np.concatenate([np.zeros(1), *(x[np.isfinite(x)] for x in small)])
         return dict(zip(self.field.lift(found, scalar=False).entries.tolist(), found.tolist(), strict=True))
 
