@@ -53,6 +53,7 @@ def test_tails_of_the_normal_distribution() -> None:
 def test_defaults_are_those_of_float32() -> None:
     """An attribute is stored in float32, so the default of LeakyRelu is not the float64 0.01."""
     assert elementwise.evaluate(node("LeakyRelu"), [np.array(-1.0)]) == -float(np.float32(0.01))
+    assert elementwise.evaluate(node("Selu"), [np.array(1.0)]) == float(np.float32(1.0507009873554805))
 
 
 def test_other_domains_are_unknown() -> None:

@@ -154,4 +154,3 @@ def test_captures_of_sparse_weights_and_of_outputs() -> None:
     body.sparse_initializer.add().values.name = "sparse"
     node = onnx.helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=onnx.GraphProto(name="e"))
     assert reads(node) == ["c", "outer"]
-    assert reads(onnx.helper.make_node("Neg", ["x"], ["y"])) == ["x"]
