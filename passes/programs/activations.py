@@ -108,8 +108,9 @@ def _clip(y: Array, p: Parameters) -> Array:
     return np.clip(slope * y + offset, min(left, right), max(left, right))
 
 
-def _normal_cdf(x: Array) -> Array:
-    return 0.5 * each(math.erfc, -x / math.sqrt(2.0))  # erfc keeps the left tail accurate
+def normal_cdf(x: Array) -> Array:
+    """The normal distribution function Phi(x); erfc keeps the left tail accurate."""
+    return 0.5 * each(math.erfc, -x / math.sqrt(2.0))
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -127,7 +128,7 @@ _SILU = Activation(
     closed_forms.silu, _UNIT,
 )  # fmt: skip
 _GELU = Activation(
-    "gelu", ("inner", "factor"), lambda y, p: p[1] * y * _normal_cdf(p[0] * y), solve.self_gated(NormalDist().inv_cdf),
+    "gelu", ("inner", "factor"), lambda y, p: p[1] * y * normal_cdf(p[0] * y), solve.self_gated(NormalDist().inv_cdf),
     _gelu_program, _UNIT, _gelu_gate, _quick_gelu,
 )  # fmt: skip
 _TANH = Activation(
