@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import accumulate, compress
 
 import numpy as np
 
@@ -206,42 +207,88 @@ class FrozenStage:
 
 
 @dataclass(frozen=True, eq=False)
+class Terms:
+    """Terms of a sum, source by source."""
+
+    sources: Sequence[tuple[str, int]]  # each with the number of its terms: 1, or the members of a sublayer
+    table: Array  # [terms, ...]
+
+    def __iter__(self) -> Iterator[tuple[str, Array]]:
+        ends = accumulate(count for _, count in self.sources)
+        return ((name, self.table[end - count : end]) for (name, count), end in zip(self.sources, ends, strict=True))
+
+    @property
+    def present(self) -> Terms:
+        """The sources that are not 0, of terms [terms, R]."""
+        counts = [count for _, count in self.sources]
+        kept = np.logical_or.reduceat(self.table.any(axis=1), np.cumsum([0, *counts[:-1]]))
+        return self if kept.all() else Terms([*compress(self.sources, kept)], self.table[np.repeat(kept, counts)])
+
+    @staticmethod
+    def joined(*parts: Terms) -> Terms:
+        table = np.concatenate([each.table for each in parts]) if len(parts) > 1 else parts[0].table
+        return Terms([source for each in parts for source in each.sources], table)
+
+
 class Written:
     """The terms of the stream."""
 
-    stages: Sequence[FrozenStage]  # first to last; the `between` of a further one applies to what reads the last
-    start: Mapping[str, Array]  # the beginning of the stream, [T, D] each
-    # what a sublayer's members write at a token, [members, D]; None for each head and neuron, which are not kept
-    vectors: Callable[[str, Step, int], Array] | None
+    def __init__(
+        self,
+        stages: Sequence[FrozenStage],
+        start: Mapping[str, Array],
+        vectors: Callable[[str, Step, int], Array] | None,
+    ) -> None:
+        """The `between` of a further stage applies to what reads the last; `start` are terms [T, D].
 
-    def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
-        """(source, parts [members, R]) of all terms of the stream that stage `before` reads along rows [R, D]."""
-        waiting = dict[str, Array]()  # vectors for one product
+        `vectors` is what a sublayer's members write at a token, [members, D]; without it the members are the heads and
+        neurons, whose vectors are not kept.
+        """
+        self._stages, self._start, self._vectors = stages, start, vectors
+        self._groups = cache(self._grouped)
 
-        def read() -> Iterator[tuple[str, Array]]:
-            ends = np.cumsum([len(each) for each in waiting.values()])
-            yield from zip(waiting, np.split(np.concatenate([*waiting.values()]) @ rows.T, ends[:-1]), strict=True)
+    def along(self, before: int, token: int, rows: Array) -> Terms:
+        """The parts [terms, R] of all terms of the stream that stage `before` reads along rows [R, D]."""
+        found = list[Terms]()
+        for places, terms, step, between in self._groups(token):
+            later = sum(place > before for place in places)
+            if later < len(places):
+                sources, start = terms.sources[later:], sum(count for _, count in terms.sources[:later])
+                made = terms.table[start:] @ rows.T if step is None else step.parts(token, rows)
+                found.append(Terms(sources, made))
+                rows = rows if between is None else between.at(token).back(rows)
+        return Terms.joined(*found)
+
+    def _grouped(self, token: int) -> list[tuple[Sequence[int], Terms, Step | None, FrozenNorm | None]]:
+        """Terms that one product reads, the last first: (stages behind, vectors or the step with them, norm before)."""
+        groups = list[tuple[Sequence[int], Terms, Step | None, FrozenNorm | None]]()
+        waiting = list[tuple[int, str, Array]]()
+
+        def close(between: FrozenNorm | None) -> None:
+            places, names, arrays = zip(*waiting, strict=True)
+            terms = Terms([*zip(names, map(len, arrays), strict=True)], np.concatenate(arrays))
+            groups.append((places, terms, None, between))
             waiting.clear()
 
-        for place in range(before, 0, -1):
-            between = self.stages[place].between if place < len(self.stages) else None
-            earlier = self.stages[place - 1].steps
+        for place in range(len(self._stages), 0, -1):
+            between = self._stages[place].between if place < len(self._stages) else None
+            earlier = self._stages[place - 1].steps
             if between is not None:
-                waiting[f"{next(iter(earlier))}.after.ln.b"] = between.bias[None]
-                yield from read()
-                rows = between.at(token).back(rows)
+                waiting.append((place, f"{next(iter(earlier))}.after.ln.b", between.bias[None]))
+                close(between)
             for name, step in earlier.items():
                 own = {f"{name}.b_O": step.bias[None]}
-                if self.vectors is None:
-                    yield name, step.parts(token, rows)
+                if self._vectors is None:
+                    groups.append(([place], Terms([(name, step.written.shape[1])], np.empty(0)), step, None))
                 else:  # for many rows: without biases that are 0
-                    own = {name: self.vectors(name, step, token), **(own if step.bias.any() else {})}
+                    own = {name: self._vectors(name, step, token), **(own if step.bias.any() else {})}
                 if step.after is not None:
                     own = {source: step.after.at(token).linear(each) for source, each in own.items()}
                     own[f"{name}.after.ln.b"] = step.after.bias[None]
-                waiting |= own
-        waiting |= {name: array[None, token] for name, array in self.start.items()}
-        yield from read()
+                waiting += [(place, *each) for each in own.items()]
+        waiting += [(0, name, array[None, token]) for name, array in self._start.items()]
+        close(None)
+        return groups
 
 
 def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int], Array]:

@@ -322,18 +322,19 @@ class _Edges:
                 self._blocks.append((targets, self._sources(f"{prefix}{name}", token), added[:, None]))
         reading = rows.any(axis=1)  # heads do not read tokens that a mask hides
         targets, rows = targets[reading], rows[reading]
-        for name, given in self._written.along(stage, token, rows) if len(targets) else ():
-            if given.any():
-                self._blocks.append((targets, self._sources(name, token), given.T))
+        found = self._written.along(stage, token, rows).present if len(targets) else None
+        if found is not None and found.sources:
+            origins = np.concatenate([self._sources(name, token) for name, _ in found.sources])
+            self._blocks.append((targets, origins, found.table.T))
 
     def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
         """The largest attention score of a head, as a function of all ids; adds the nodes of constants."""
         query, key = node.token, int(scores.pattern[node.index, node.token].argmax())
         sides = list[tuple[Array, Array]]()
         for side, token in (("Q", query), ("K", key)):
-            parts, cross = scores.side(self._written, side, token, [node.index]), f"{node.name}.other_sequence"
-            places = [self._sources(name, query if name == cross else token) for name in parts]
-            sides.append((np.concatenate(places), np.concatenate([part[:, 0] for part in parts.values()])))
+            terms, cross = scores.side(self._written, side, token, [node.index]), f"{node.name}.other_sequence"
+            places = [self._sources(name, query if name == cross else token) for name, _ in terms.sources]
+            sides.append((np.concatenate(places), terms.table[:, 0]))
         (asked, first), (told, second) = sides
 
         def named(ids: Sequence[str]) -> Why:

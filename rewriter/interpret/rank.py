@@ -28,6 +28,7 @@ from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.specs import Role
 
+Chosen = Sequence[int] | slice  # members
 KINDS = "QKV"  # read by queries, keys, values
 _MAX_PRODUCT_ENTRIES = 2**20  # of a product, which the processor's cache then holds
 _MAX_READ_ENTRIES = 2**27  # of readers in memory: writers are computed once for all of these
@@ -43,11 +44,11 @@ class HeadSide:
     named: Named
     kinds: str  # of composition; empty for an output
     data: str  # the tensor that is read, or the result
-    factors: Callable[[], Array]  # [members, rank, d_model]; members are heads, or neurons
+    factors: Callable[[Chosen], Array]  # [members, rank, d_model]; members are heads, or neurons
 
-    def make(self, chosen: Sequence[int] | slice = slice(None)) -> Array:
+    def make(self, chosen: Chosen = slice(None)) -> Array:
         """The factors, of some members or all, scaled to a product of norm 1 (or 0)."""
-        array = _checked(self.factors()[chosen], self.named)
+        array = _checked(self.factors(chosen), self.named)
         norms = np.sqrt(np.einsum("mrd,mrd->m", array, array, dtype=np.float64))[:, None, None]
         return np.asarray((array / np.where(norms == 0.0, 1.0, norms)).astype(array.dtype))
 
@@ -56,7 +57,8 @@ def written(index: HeadIndex, named: Named) -> HeadSide:
     """The output factors of heads: R W_O for W_V = Q R, or rows of W2."""
     own = named.sublayer
     if isinstance(own, NeuronHeads):
-        return HeadSide(named, "", own.result, lambda: AffineMap(own.output, index.value_of).weight()[:, None])
+        output = AffineMap(own.output, index.value_of)
+        return HeadSide(named, "", own.result, lambda chosen: output.weight()[chosen, None])
     return HeadSide(named, "", own.result, _product(index, named, "V", "O"))
 
 
@@ -69,8 +71,9 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
             HeadSide(named, each, heads.operator.data, _product(index, named, by, each)) for each, by, heads in sides
         ]
 
-    def columns(projection: Projection) -> Array:
-        return AffineMap(projection, index.value_of, index.folded(projection.data)).weight().T[:, None]
+    def columns(projection: Projection, chosen: Chosen) -> Array:
+        affine = AffineMap(projection, index.value_of, index.folded(projection.data))
+        return affine.weight(None if isinstance(chosen, slice) else chosen).T[:, None]
 
     # Keys are constants; so are values in heads with c = 0.
     kinds = {"Q": own.query} | ({"V": own.value} if any(group.head.c for group in own.groups) else {})
@@ -79,7 +82,7 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
     return [HeadSide(named, kind, own.data, partial(columns, each)) for kind, each in kinds.items()]
 
 
-def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callable[[], Array]:
+def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callable[[Chosen], Array]:
     """R X for the other factor, weights `first` = Q R up to transposition; X is `second`, [heads, d_head, d_model]."""
 
     @cache
@@ -89,9 +92,9 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
         values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
         return np.asarray(np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2))
 
-    def made() -> Array:
-        other = _tall(index, named, second)
-        return np.asarray(root().astype(other.dtype) @ np.swapaxes(other, -1, -2))
+    def made(chosen: Chosen) -> Array:
+        other = _tall(index, named, second)[chosen]
+        return np.asarray(root()[chosen].astype(other.dtype) @ np.swapaxes(other, -1, -2))
 
     return made
 
@@ -372,6 +375,7 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
     except UsageError as error:
         missing["writes"] = str(error)
 
+    @cache
     def table_of(side: str, data: str, width: int) -> Array | None:
         if side == "O":
             return None if outputs is None or outputs.shape[1] != width else outputs

@@ -7,7 +7,7 @@ So splitting, transposing or repeating heads is recognised by its effect. Rotary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -28,7 +28,8 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import extract, upstream
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label
+from rewriter.graph.walk import is_external, reads
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
@@ -186,6 +187,7 @@ class Tracer:
             if each is not None and self.widths.get(name):
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
+        self._found = dict[Hashable, Array]()
         self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto, views=known))
 
     def _evaluated(self, number: int) -> _Small:
@@ -280,18 +282,54 @@ class Tracer:
         case = self._case(0)
         known = frozenset(case.values).difference(path)
         part = upstream(self._light, known.union(self.widths, probes[0]) - {tensor}, [tensor])
-        for probe in probes:
+        nodes = [self._light.nodes[place] for place in part.nodes]
+        made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
+        described: tuple[Hashable, ...] = ()
+        for place, probe in enumerate(probes):
             if tensor in probe:
                 yield probe[tensor]
                 continue
-            made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
-            feeds = {name: each for name, each in made.items() if name not in probe}
-            found = _Small(self, case.program, feeds, probe)
-            found.evaluate(self._light.nodes[place] for place in part.nodes)
-            if tensor in found.lost:
-                raise found.lost[tensor]
-            value = found.environment[tensor]
-            yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
+            if not place or len(probe) > len(probes[place - 1]):
+                described = self._described(nodes, tensor, made, probe)
+            key = place, *described
+            if key not in self._found:
+                feeds = {name: each for name, each in made.items() if name not in probe}
+                found = _Small(self, case.program, feeds, probe)
+                found.evaluate(nodes)
+                if tensor in found.lost:
+                    raise found.lost[tensor]
+                value = found.environment[tensor]
+                self._found[key] = np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
+            yield self._found[key]
+
+    def _described(
+        self, nodes: Sequence[onnx.NodeProto], tensor: str, made: Mapping[str, Array], probe: Mapping[str, Array]
+    ) -> tuple[Hashable, ...]:
+        """What nodes compute a tensor from, equal for layers that differ by names; probes count by their shapes."""
+        numbers, leaves = {"": -1}, list[Hashable]()
+        for name in (tensor, *(name for node in nodes for name in (*reads(node), *node.output))):
+            if name in numbers:
+                continue
+            numbers[name] = len(numbers)
+            held = self.view.initializers.get(name)
+            if name in probe:
+                leaves.append((numbers[name], probe[name].shape))
+            elif name in made:
+                array = made[name]
+                held_once = array if any(array.strides) else array.flat[:1]
+                leaves.append((numbers[name], str(array.dtype), array.shape, held_once.tobytes()))
+            elif held is not None:
+                entries = "" if is_external(held) else held.raw_data
+                leaves.append((numbers[name], held.data_type, *held.dims, entries or name))
+        steps = (
+            (
+                (*key_of(node), self.is_wave(node.output[0])),
+                *(numbers[name] for name in (*node.input, "", *node.output)),
+                *(each.SerializeToString() for each in node.attribute),
+            )
+            for node in nodes
+        )
+        return (*leaves, *steps)
 
     def norm(self, tensor: str) -> Norm | None:
         """The normalisation whose output a tensor is."""

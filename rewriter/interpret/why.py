@@ -19,13 +19,11 @@ import numpy as np
 from rewriter.arrays import Array, largest_places
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, Terms, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import InputsOrText
 from rewriter.interpret.stream import held_norm, norm_of
-
-Parts = Mapping[str, Array]  # source to [members, K], the contribution of each member to the read vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +95,9 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
     t, total = _at(query, len(values)), float(values[_at(query, len(values)), number])
     weight, bias = affine.weight([number]), affine.bias()[[number]]
-    rows, table = listed(run.index, named.name, reads.parts(_written(run, place, None), "", t, weight, bias, "b_in"))
-    return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), table, run.words)
+    terms = reads.parts(_written(run, place, None), "", t, weight, bias, "b_in")
+    rows = listed(run.index, named.name, terms)
+    return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), terms.table, run.words)
 
 
 def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
@@ -126,12 +125,12 @@ class Reads:
         self._frozen = cache(lambda side: run.freeze(norms[side], before, name))
         self.needed = {norm.output for norm in norms.values() if norm}
 
-    def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
-        """Source to its part of `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
-        frozen, name = self._frozen(side), f"{self._name}.{name}"
-        found = {name: bias[None], f"{self._name}.ln.b": (weight.T @ frozen.bias)[None]}
-        found |= written.along(self._place, token, frozen.at(token).back(weight.T))
-        return {source: part for source, part in found.items() if part.any()} or {name: bias[None]}
+    def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Terms:
+        """The terms [terms, K] of `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
+        frozen, own = self._frozen(side), [(f"{self._name}.{each}", 1) for each in (name, "ln.b")]
+        constants = Terms(own, np.stack([bias, weight.T @ frozen.bias]))
+        found = Terms.joined(constants, written.along(self._place, token, frozen.at(token).back(weight.T))).present
+        return found if found.sources else Terms(own[:1], bias[None])
 
 
 class ScoreTerms(Reads):
@@ -169,8 +168,9 @@ class ScoreTerms(Reads):
         @cache
         def side(kind: str, token: int) -> tuple[tuple[str, ...], Mapping[int, Array]]:
             heads = sorted({place[0] for place in places if place["HQK".index(kind)] == token})
-            words, flat = listed(self._run.index, self._name, self.side(written, kind, token, heads))
-            return words, dict(zip(heads, flat.reshape(len(words), len(heads), -1).swapaxes(0, 1), strict=True))
+            terms = self.side(written, kind, token, heads)
+            words = listed(self._run.index, self._name, terms)
+            return words, dict(zip(heads, terms.table.swapaxes(0, 1), strict=True))
 
         def why(head: int, query: int, key: int) -> Why:
             (asked, first), (told, second) = side("Q", query), side("K", key)
@@ -179,32 +179,29 @@ class ScoreTerms(Reads):
 
         return why
 
-    def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Parts:
-        """Source to its part of queries or keys at a token, [members, heads, K]: tables are their products."""
+    def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Terms:
+        """The terms [terms, heads, K] of queries or keys at a token: tables are their products."""
         given = self._hooked(self._turning[side])[token, heads]
         if side == "K" and self.cross:
-            parts: Parts = {f"{self._name}.other_sequence": given[None]}
+            terms = Terms([(f"{self._name}.other_sequence", 1)], given[None])
         else:
             weight, bias = (self._weights(f"{part}_{side}")[..., heads, :] for part in "Wb")
-            flat = weight.reshape(len(weight), -1)
-            found = self.parts(written, side, token, flat, bias.reshape(-1), f"b_{side}")
-            parts = {source: part.reshape(len(part), *given.shape) for source, part in found.items()}
-            parts = self._normed(parts, side, token, heads) if self._turning[side] != side.lower() else parts
+            terms = self.parts(written, side, token, weight.reshape(len(weight), -1), bias.reshape(-1), f"b_{side}")
+            terms = Terms(terms.sources, terms.table.reshape(-1, *given.shape))
+            terms = self._normed(terms, side, token, heads) if self._turning[side] != side.lower() else terms
         turned = self._rotations(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
-        made = np.concatenate([*parts.values()])
-        made = (made.reshape(-1, len(turned)) @ turned).reshape(made.shape)  # one product
-        ends = np.cumsum([len(part) for part in parts.values()])
-        return dict(zip(parts, np.split(made, ends[:-1]), strict=True))
+        made = terms.table.reshape(-1, len(turned)) @ turned  # one product
+        return Terms(terms.sources, made.reshape(terms.table.shape))
 
-    def _normed(self, parts: Parts, side: str, token: int, heads: Sequence[int]) -> Parts:
+    def _normed(self, terms: Terms, side: str, token: int, heads: Sequence[int]) -> Terms:
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))
         name = f"{self._name}.{side.lower()}_norm"
         names = {part: f"{name}.{part}" for part in "wb" if f"{name}.{part}" in self._run.index}
         constants = {part: self._run.index[each][heads] for part, each in names.items()}
         norm = held_norm(before[heads], after[heads], constants, name)
-        found = {source: norm.linear(part) for source, part in parts.items()}
-        return {**found, names["b"]: constants["b"][None]} if "b" in names else found
+        found = Terms(terms.sources, norm.linear(terms.table))
+        return Terms.joined(found, Terms([(names["b"], 1)], constants["b"][None])) if "b" in names else found
 
     def rotation_at(self, side: str, token: int) -> Array:
         """[K, K], as factor on the right."""
@@ -222,15 +219,14 @@ def _at(token: int, count: int) -> int:
     return token % count
 
 
-def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], Array]:
-    """(names [S], parts [S, K]); heads and neurons have their numbers, `own` constants no sublayer."""
+def listed(index: HeadIndex, own: str, terms: Terms) -> tuple[str, ...]:
+    """The name of each term; heads and neurons have their numbers, `own` constants no sublayer."""
     sublayers = {each.name for each in index.sublayers}
-    names = [
-        f"{name}[{place}]" if name in sublayers and len(part) > 1 else name.removeprefix(f"{own}.")
-        for name, part in parts.items()
-        for place in range(len(part))
-    ]
-    return tuple(names), np.concatenate([part.reshape(len(part), -1) for part in parts.values()])
+    return tuple(
+        f"{name}[{place}]" if name in sublayers and count > 1 else name.removeprefix(f"{own}.")
+        for name, count in terms.sources
+        for place in range(count)
+    )
 
 
 _MAX_DISTANCE = 1e-9  # of rotated vectors from a rotation's result, relative
