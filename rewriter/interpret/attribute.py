@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, compress
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,11 +80,10 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     """The attribution of a frozen network's logit, or difference; `chosen` are its entries."""
     direct, paths = dict(linear.constants), dict(linear.constants)
     effects = dict[str, Array]()
-    for place, (stage, (before, after)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
+    for place, (stage, (before, _)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
         for name, step in stage.steps.items():
-            at, normed = linear.inside[name]
-            paths.update({f"{name}.{part}": array for part, array in step.constants(after, at, normed).items()})
-            effects[name] = (at * step.written).sum(axis=-1)
+            paths.update({f"{name}.{part}": array for part, array in linear.inside[name].constants.items()})
+            effects[name] = (linear.inside[name].at * step.written).sum(axis=-1)
         if stage.between is not None:
             name = f"{next(iter(linear.stages[place - 1].steps))}.after.ln.b"
             paths[name] = np.asarray((before * stage.between.bias).sum())
@@ -95,7 +95,12 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
 
 
-Inside = tuple[Array, Array]  # a gradient at what members write [T, members, K], and at the normalised stream [T, D]
+class Inside(NamedTuple):
+    """The gradient of a logit inside a sublayer."""
+
+    at: Array  # at what members write, [T, members, K]
+    read: Array  # at the stream, [T, D]; 0 if values are of another sequence
+    constants: dict[str, Array]  # the contributions of constants
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +115,16 @@ class Step:
 
     def through(self, gradient: Array) -> Inside:
         """The gradients inside, of a gradient [T, D] at the stream with the sublayer's output."""
-        at = (self._at_output(gradient) @ self.weight().T).reshape(self.written.shape)
-        return at, np.zeros_like(gradient) if self.norm is None else self._at_norm(at)
+        outer = gradient if self.after is None else self.after.back(gradient)
+        at = (outer @ self.weight().T).reshape(self.written.shape)
+        constants = {"b_O": np.asarray((outer * self.bias).sum())}
+        if self.after is not None:
+            constants["after.ln.b"] = np.asarray((gradient * self.after.bias).sum())
+        normed, own = self.inside(at)
+        if self.norm is None:
+            return Inside(at, np.zeros_like(gradient), constants | own)
+        own["ln.b"] = np.asarray((normed * self.norm.bias).sum())
+        return Inside(at, self.norm.back(normed), constants | own)
 
     def parts(self, token: int, rows: Array) -> Array:
         """What each head and neuron writes at a token along rows [R, D] at the stream, [members, R]."""
@@ -119,21 +132,8 @@ class Step:
         at = (inner @ self.weight().T).reshape(len(rows), *self.written.shape[1:])
         return np.asarray((at * self.written[token]).sum(axis=-1).T)
 
-    def _at_output(self, gradient: Array) -> Array:
-        return gradient if self.after is None else self.after.back(gradient)
-
-    def constants(self, gradient: Array, at: Array, normed: Array) -> dict[str, Array]:
-        """The contributions of constants along `gradient` [T, D]; the others are those of `through`."""
-        found = {"b_O": np.asarray((self._at_output(gradient) * self.bias).sum())}
-        found |= {} if self.after is None else {"after.ln.b": np.asarray((gradient * self.after.bias).sum())}
-        found |= self._constants(at)
-        return found if self.norm is None else {**found, "ln.b": np.asarray((normed * self.norm.bias).sum())}
-
-    def _constants(self, at: Array) -> dict[str, Array]:
-        raise NotImplementedError
-
-    def _at_norm(self, at: Array) -> Array:
-        """[T, D] at the normalised stream, of a gradient [T, members, K] at the members' outputs."""
+    def inside(self, at: Array) -> tuple[Array, dict[str, Array]]:
+        """[T, D] at the normalised stream, if any, of a gradient at the members' outputs; and constants before them."""
         raise NotImplementedError
 
 
@@ -146,20 +146,13 @@ class AttentionStep(Step):
     value_bias: Array  # b_V, [heads, d_head]
     value_weight: Callable[[], Array]  # reads W_V, [heads, D, d_head]
 
-    def _constants(self, at: Array) -> dict[str, Array]:
-        at_values = self._at_values(at)
+    def inside(self, at: Array) -> tuple[Array, dict[str, Array]]:
+        values = (self.pattern.swapaxes(1, 2) @ at.swapaxes(0, 1)).swapaxes(0, 1)  # [sources, heads, d_head]
         if self.norm is None:
-            return {"other_sequence": np.asarray((at_values * self.value).sum(axis=(1, 2)))}
-        return {"b_V": np.asarray((at_values * self.value_bias).sum(axis=(0, 2)))}
-
-    def _at_values(self, at: Array) -> Array:
-        """[sources, heads, d_head]."""
-        return np.asarray((self.pattern.swapaxes(1, 2) @ at.swapaxes(0, 1)).swapaxes(0, 1))
-
-    def _at_norm(self, at: Array) -> Array:
-        values = self._at_values(at)
+            return values, {"other_sequence": np.asarray((values * self.value).sum(axis=(1, 2)))}
         weight = self.value_weight().swapaxes(1, 2)
-        return np.asarray(values.reshape(len(values), -1) @ weight.reshape(-1, weight.shape[-1]))
+        normed = values.reshape(len(values), -1) @ weight.reshape(-1, weight.shape[-1])
+        return normed, {"b_V": np.asarray((values * self.value_bias).sum(axis=(0, 2)))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,13 +175,11 @@ class NeuronStep(Step):
         shares = (rate * linear / 2.0, query), ((zero + made) / 2.0, value)
         return cls(norm, (made * linear)[..., None], output.bias(), output.weight, shares, 0.0)
 
-    def _constants(self, at: Array) -> dict[str, Array]:
+    def inside(self, at: Array) -> tuple[Array, dict[str, Array]]:
         own = at[..., 0]
-        found = {"bias_tokens": own.sum(axis=0) * self.constant} if self.constant else {}
-        return {**found, "b_in": np.asarray(sum((own * r).sum(axis=0) * each.bias() for r, each in self.reads))}
-
-    def _at_norm(self, at: Array) -> Array:
-        return np.asarray(sum((at[..., 0] * rate) @ affine.weight().T for rate, affine in self.reads))
+        constants = {"bias_tokens": own.sum(axis=0) * self.constant} if self.constant else {}
+        constants["b_in"] = np.asarray(sum((own * rate).sum(axis=0) * affine.bias() for rate, affine in self.reads))
+        return np.asarray(sum((own * rate) @ affine.weight().T for rate, affine in self.reads)), constants
 
 
 def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
@@ -420,8 +411,7 @@ class FrozenRun:
         inside = dict[str, Inside]()
         for stage in reversed(stages):
             inside |= {name: step.through(after) for name, step in stage.steps.items()}
-            norms = ((name, step.norm) for name, step in stage.steps.items())
-            before = after + sum((norm.back(inside[name][1]) for name, norm in norms if norm), np.zeros_like(after))
+            before = after + sum(inside[name].read for name in stage.steps)
             gradients.insert(0, (before, after))
             after = before if stage.between is None else stage.between.back(before)
         return Linear(value, start, stages, gradients, inside, constants, token)

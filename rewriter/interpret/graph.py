@@ -260,7 +260,7 @@ class Members:
 
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
     """Sublayer to its heads or neurons; adds nodes: the `most` with the largest effects have separate ones."""
-    gradients = {name: (step, linear.inside[name][0]) for stage in linear.stages for name, step in stage.steps.items()}
+    gradients = {name: (step, linear.inside[name].at) for stage in linear.stages for name, step in stage.steps.items()}
     sizes = np.concatenate([np.abs((at * step.written).sum(axis=-1)).reshape(-1) for step, at in gradients.values()])
     chosen = np.zeros(sizes.size, bool)
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
