@@ -16,11 +16,12 @@ Links are read in a Hugging Face cache alone: files in `snapshots/REVISION/` are
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +61,19 @@ def resolve(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Exter
         return ref
 
 
-def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """Read the bytes of an external tensor, after checking it again. Raises ModelError."""
+def read_external(
+    tensor: onnx.TensorProto, base_dir: str | os.PathLike[str], *, mapped: bool = False
+) -> npt.NDArray[np.uint8]:
+    """Read the bytes of an external tensor, after checking it again. Raises ModelError.
+
+    If `mapped`, they are read-only and stay in the file, as for onnxruntime: parts of a weight cost little.
+    """
     with _opened(tensor, base_dir) as (handle, ref):
+        if mapped and ref.length:
+            skipped = ref.offset % mmap.ALLOCATIONGRANULARITY
+            with suppress(OSError):  # of file systems that cannot map
+                held = mmap.mmap(handle, skipped + ref.length, access=mmap.ACCESS_READ, offset=ref.offset - skipped)
+                return np.frombuffer(held, np.uint8, offset=skipped)
         data = np.empty(ref.length, np.uint8)
         done = 0
         while done < ref.length:

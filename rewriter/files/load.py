@@ -67,6 +67,7 @@ class LoadedModel:
     mapped: bool = False  # whether references differ from the file's: to weights that stay in it, or behind links
     # local functions with names of onnxruntime's operators, which never runs their bodies; they are not in `proto`
     fallbacks: tuple[onnx.FunctionProto, ...] = ()
+    lazy: bool = False  # whether `read_tensor` maps external data instead of copying it
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """A model built from this one, as written: a copy with the fallbacks, if any."""
@@ -256,15 +257,15 @@ def external_bytes(references: tuple[ExternalRef, ...]) -> int:
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
     """Read a tensor, inline or external, after checking it again. Raises ModelError."""
-    return _values(tensor, model.base_dir)
+    return _values(tensor, model.base_dir, mapped=model.lazy)
 
 
-def _values(tensor: onnx.TensorProto, base_dir: Path | None) -> np.ndarray:
+def _values(tensor: onnx.TensorProto, base_dir: Path | None, *, mapped: bool = False) -> np.ndarray:
     name = quoted(tensor.name)
     if is_external(tensor):
         if base_dir is None:
             raise ModelError(f"tensor {name} has external data; pass the path of the model instead of a proto")
-        raw = read_external(tensor, base_dir)
+        raw = read_external(tensor, base_dir, mapped=mapped)
         # A view of the bytes where the type allows it: `to_array` would hold large weights twice.
         if element_type(tensor).bits % 8 == 0:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))

@@ -83,6 +83,7 @@ class AttributionGraph:
         of their score as Neuronpedia's `qk_tracing_results`; nodes that only scores read are `qk_only_nodes`.
         """
         targets, sources = np.nonzero(self.links)
+        weights = self.adjacency[targets, sources].tolist()
         ids, left = self.ids, self.kept.nonzero()[0].tolist()
         traced = (row for why in self.why.values() for rows in _traced(why).values() for row in rows)
         further = {each for row in traced for each in row[:-1]}.difference(ids[place] for place in left)
@@ -107,8 +108,8 @@ class AttributionGraph:
             "nodes": [self._published(place) for place in left],
             "qk_only_nodes": {each: self._published(place) for place, each in enumerate(ids) if each in further},
             "links": [
-                {"source": ids[source], "target": ids[target], "weight": float(self.adjacency[target, source])}
-                for target, source in zip(targets, sources, strict=True)
+                {"source": ids[source], "target": ids[target], "weight": weight}
+                for target, source, weight in zip(targets.tolist(), sources.tolist(), weights, strict=True)
             ],
         }
 
@@ -420,7 +421,8 @@ def influence(weights: Array, start: Array) -> Array:
 def normalised(adjacency: Array, missing: Array | float = 0.0) -> Array:
     """A; `missing` [N] counts in the sums of rows."""
     sizes = np.abs(adjacency)
-    return np.asarray(sizes / np.maximum(sizes.sum(axis=1) + missing, _MIN_DIVISOR)[:, None])
+    sizes /= np.maximum(sizes.sum(axis=1) + missing, _MIN_DIVISOR)[:, None]
+    return sizes
 
 
 def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float]:
@@ -446,8 +448,8 @@ def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold:
     kept, sources = np.isin(kinds, ["embedding", "logit"]), np.isin(kinds, ["embedding", "bias"])
     by_node = influence(normalised(adjacency), start)
     nodes = kept | ((by_node >= _threshold(by_node, node_threshold)) & (by_node > 0.0))
-    weights = normalised(np.where(nodes[:, None] & nodes[None, :], adjacency, 0.0))
-    by_edge = weights * (influence(weights, start) + start)[:, None]
+    by_edge = normalised(np.where(nodes[:, None] & nodes[None, :], adjacency, 0.0))
+    by_edge *= (influence(by_edge, start) + start)[:, None]
     edges = (by_edge >= _threshold(by_edge[by_edge > 0.0], edge_threshold)) & (by_edge > 0.0)
     while True:
         left = nodes & (kept | (edges.any(axis=0) & (sources | edges.any(axis=1))))
@@ -465,6 +467,6 @@ def _threshold(sizes: Array, share: float) -> float:
     """The smallest of the largest that together are `share` of the sum."""
     if not sizes.size:
         return 0.0
-    falling = -np.sort(-sizes)
+    falling = np.sort(sizes)[::-1]
     sums = np.cumsum(falling)
     return float(falling[min(int(np.searchsorted(sums / max(float(sums[-1]), _MIN_DIVISOR), share)), len(falling) - 1)])

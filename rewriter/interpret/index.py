@@ -115,7 +115,8 @@ class HeadIndex(Mapping[str, Array]):
         """Raises KeyError, or ModelError for unreadable weights."""
         tensor = self.tensors[name]
         try:
-            return np.ascontiguousarray(tensor.make().astype(tensor.dtype, copy=False)).reshape(tensor.shape)
+            made = np.require(tensor.make(), tensor.dtype, ["C", "W"])  # a copy of what is mapped
+            return made.reshape(tensor.shape)
         except LostError as error:
             raise ModelError(f"{name} cannot be computed: {error.miss.reason} ({error.miss.node})") from error
         except UNFIT as error:
@@ -179,7 +180,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     """
     if program not in PROGRAMS:
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
-    source = load_model(model, mapped=True)
+    source = replace(load_model(model, mapped=True), lazy=True)
     read = partial(read_tensor, source)
     plain = with_plain(without_bias_rows(source.proto))
     smooth = with_dequantised(plain)

@@ -191,7 +191,9 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
             if key_of(node) == ("", "Softmax") or node.op_type == "QLinearSoftmax":
                 found += _around_softmax(tracer, index, node)
             elif _is_product(tracer, node):
-                _require_softmax(tracer, node)
+                for maker in map(tracer.view.made_by, tracer.view.back(node.input[0], _WEIGHING)):
+                    if maker is not None and _is_product(tracer, maker):
+                        raise LostError("its weights are not the Softmax of its scores", label(maker))
             elif node.op_type.endswith("Attention"):
                 definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
     return tuple(found), tuple(missed)
@@ -228,7 +230,11 @@ def _between(
     query, key, value = (heads_in(tracer, *each) for each in zip(names, layouts, strict=True))
     if not len(query.columns) == len(key.columns) == len(value.columns):
         raise LostError("queries, keys and values have different numbers of heads", where)
-    output, shape = _output_of(tracer, z, where), (*leading, sizes[0][-2], sizes[2][-1])
+    operators = filter(None, map(tracer.operator, tracer.widths))
+    output = next((each for each in operators if z in tracer.view.back(each.data, REARRANGED, {z})), None)
+    if output is None:
+        raise LostError("no linear operator reads its heads", where)
+    shape = *leading, sizes[0][-2], sizes[2][-1]
     return Attention(
         query=query,
         key=key,
@@ -277,12 +283,6 @@ def _scores(tracer: Tracer, tensor: str) -> str:
     return tensor
 
 
-def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
-    for maker in map(tracer.view.made_by, tracer.view.back(node.input[0], _WEIGHING)):
-        if maker is not None and _is_product(tracer, maker):
-            raise LostError("its weights are not the Softmax of its scores", label(maker))
-
-
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:
     """(the pattern as the values' product reads it, that product)."""
     nodes = tracer.view.nodes
@@ -297,11 +297,3 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
             raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded[-1])
         return nodes[index].input[0], nodes[index]
     return tensor, None
-
-
-def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
-    for name in tracer.widths:
-        operator = tracer.operator(name)
-        if operator is not None and z in tracer.view.back(operator.data, REARRANGED, {z}):
-            return operator
-    raise LostError("no linear operator reads its heads", where)

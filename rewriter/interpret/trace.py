@@ -187,7 +187,7 @@ class Tracer:
             if each is not None and self.widths.get(name):
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
-        self._found = dict[Hashable, Array]()
+        self._found, self._numbers = dict[tuple[int, int], Array](), dict[Hashable, int]()
         self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto, views=known))
 
     def _evaluated(self, number: int) -> _Small:
@@ -284,14 +284,14 @@ class Tracer:
         part = upstream(self._light, known.union(self.widths, probes[0]) - {tensor}, [tensor])
         nodes = [self._light.nodes[place] for place in part.nodes]
         made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
-        described: tuple[Hashable, ...] = ()
+        numbers = dict[str, int]()
         for place, probe in enumerate(probes):
             if tensor in probe:
                 yield probe[tensor]
                 continue
             if not place or len(probe) > len(probes[place - 1]):
-                described = self._described(nodes, tensor, made, probe)
-            key = place, *described
+                numbers = self._numbered(nodes, made, probe)
+            key = place, numbers[tensor]
             if key not in self._found:
                 feeds = {name: each for name, each in made.items() if name not in probe}
                 found = _Small(self, case.program, feeds, probe)
@@ -302,34 +302,31 @@ class Tracer:
                 self._found[key] = np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
             yield self._found[key]
 
-    def _described(
-        self, nodes: Sequence[onnx.NodeProto], tensor: str, made: Mapping[str, Array], probe: Mapping[str, Array]
-    ) -> tuple[Hashable, ...]:
-        """What nodes compute a tensor from, equal for layers that differ by names; probes count by their shapes."""
-        numbers, leaves = {"": -1}, list[Hashable]()
-        for name in (tensor, *(name for node in nodes for name in (*reads(node), *node.output))):
-            if name in numbers:
-                continue
-            numbers[name] = len(numbers)
-            held = self.view.initializers.get(name)
-            if name in probe:
-                leaves.append((numbers[name], probe[name].shape))
-            elif name in made:
-                array = made[name]
-                held_once = array if any(array.strides) else array.flat[:1]
-                leaves.append((numbers[name], str(array.dtype), array.shape, held_once.tobytes()))
-            elif held is not None:
-                entries = "" if is_external(held) else held.raw_data
-                leaves.append((numbers[name], held.data_type, *held.dims, entries or name))
-        steps = (
-            (
-                (*key_of(node), self.is_wave(node.output[0])),
-                *(numbers[name] for name in (*node.input, "", *node.output)),
-                *(each.SerializeToString() for each in node.attribute),
-            )
-            for node in nodes
-        )
-        return (*leaves, *steps)
+    def _numbered(
+        self, nodes: Sequence[onnx.NodeProto], made: Mapping[str, Array], probe: Mapping[str, Array]
+    ) -> dict[str, int]:
+        """Tensor to a number, equal where equal nodes read equal entries, as in all layers; probes count by shapes."""
+        found = {"": 0}
+
+        def note(name: str, *what: Hashable) -> None:
+            if name not in found:
+                found[name] = self._numbers.setdefault(what, len(self._numbers) + 1)
+
+        for name, array in probe.items():
+            note(name, array.shape)
+        for name, array in made.items():
+            entries = array if any(array.strides) else array.flat[:1]
+            note(name, str(array.dtype), array.shape, entries.tobytes())
+        for node in nodes:
+            names = reads(node)
+            for held in (self.view.initializers[name] for name in names if name not in found):
+                data = "" if is_external(held) or prod(held.dims) > _MAX_FACTOR else held.raw_data
+                note(held.name, held.data_type, *held.dims, data or held.name)
+            operands = [found[name] for name in (*node.input, "", *names)]
+            attributes = [each.SerializeToString() for each in node.attribute]
+            for place, name in enumerate(node.output):
+                note(name, place, self.is_wave(name), *key_of(node), *operands, *attributes)
+        return found
 
     def norm(self, tensor: str) -> Norm | None:
         """The normalisation whose output a tensor is."""
