@@ -221,22 +221,22 @@ class Terms:
         return Terms([source for each in parts for source in each.sources], table)
 
 
+# Terms at a token that one product reads, last first: stages behind, vectors or the step with them, norm before these.
+Group = tuple[Sequence[int], Terms, Step | None, FrozenNorm | None]
+
+
+@dataclass(frozen=True, eq=False)
 class Written:
     """The terms of the stream."""
 
-    def __init__(
-        self,
-        stages: Sequence[FrozenStage],
-        start: Mapping[str, Array],
-        vectors: Callable[[str, Step, int], Array] | None,
-    ) -> None:
-        """The `between` of a further stage applies to what reads the last; `start` are terms [T, D].
+    stages: Sequence[FrozenStage]  # first to last; the `between` of a further one applies to what reads the last
+    start: Mapping[str, Array]  # the beginning of the stream, [T, D] each
+    # what a sublayer's members write at a token, [members, D]; None for each head and neuron, which are not kept
+    vectors: Callable[[str, Step, int], Array] | None
 
-        `vectors` is what a sublayer's members write at a token, [members, D]; without it the members are the heads and
-        neurons, whose vectors are not kept.
-        """
-        self._stages, self._start, self._vectors = stages, start, vectors
-        self._groups = cache(self._grouped)
+    @cached_property
+    def _groups(self) -> Callable[[int], list[Group]]:
+        return cache(self._grouped)
 
     def along(self, before: int, token: int, rows: Array) -> Terms:
         """The parts [terms, R] of all terms of the stream that stage `before` reads along rows [R, D]."""
@@ -250,9 +250,8 @@ class Written:
                 rows = rows if between is None else between.at(token).back(rows)
         return Terms.joined(*found)
 
-    def _grouped(self, token: int) -> list[tuple[Sequence[int], Terms, Step | None, FrozenNorm | None]]:
-        """Terms that one product reads, the last first: (stages behind, vectors or the step with them, norm before)."""
-        groups = list[tuple[Sequence[int], Terms, Step | None, FrozenNorm | None]]()
+    def _grouped(self, token: int) -> list[Group]:
+        groups = list[Group]()
         waiting = list[tuple[int, str, Array]]()
 
         def close(between: FrozenNorm | None) -> None:
@@ -261,23 +260,23 @@ class Written:
             groups.append((places, terms, None, between))
             waiting.clear()
 
-        for place in range(len(self._stages), 0, -1):
-            between = self._stages[place].between if place < len(self._stages) else None
-            earlier = self._stages[place - 1].steps
+        for place in range(len(self.stages), 0, -1):
+            between = self.stages[place].between if place < len(self.stages) else None
+            earlier = self.stages[place - 1].steps
             if between is not None:
                 waiting.append((place, f"{next(iter(earlier))}.after.ln.b", between.bias[None]))
                 close(between)
             for name, step in earlier.items():
                 own = {f"{name}.b_O": step.bias[None]}
-                if self._vectors is None:
+                if self.vectors is None:
                     groups.append(([place], Terms([(name, step.written.shape[1])], np.empty(0)), step, None))
                 else:  # for many rows: without biases that are 0
-                    own = {name: self._vectors(name, step, token), **(own if step.bias.any() else {})}
+                    own = {name: self.vectors(name, step, token), **(own if step.bias.any() else {})}
                 if step.after is not None:
                     own = {source: step.after.at(token).linear(each) for source, each in own.items()}
                     own[f"{name}.after.ln.b"] = step.after.bias[None]
                 waiting += [(place, *each) for each in own.items()]
-        waiting += [(0, name, array[None, token]) for name, array in self._start.items()]
+        waiting += [(0, name, array[None, token]) for name, array in self.start.items()]
         close(None)
         return groups
 
