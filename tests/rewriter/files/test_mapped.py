@@ -1,6 +1,7 @@
 """Large weights stay in the model file, and the output holds them inline again."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,11 @@ def external(loaded: LoadedModel) -> list[str]:
 
 def test_large_weights_stay_in_the_file(path: Path) -> None:
     loaded, plain = load_model(path, mapped=True), load_model(path)
-    assert (loaded.mapped, plain.mapped) == (True, False)
-    assert (external(loaded), external(plain)) == (["BIG"], [])
+    assert (loaded.mapped, plain.mapped, external(loaded), external(plain)) == (True, False, ["BIG"], [])
     assert loaded.proto.ByteSize() < 1000 < MIN_MAPPED_BYTES < plain.proto.ByteSize()
     assert (loaded.external, loaded.size, loaded.base_dir) == ((), plain.size, path.parent)
     for one, other in zip(loaded.proto.graph.initializer, plain.proto.graph.initializer, strict=True):
-        np.testing.assert_array_equal(read_tensor(loaded, one), read_tensor(plain, other))
+        np.testing.assert_array_equal(read_tensor(replace(loaded, lazy=True), one), read_tensor(plain, other))
     del loaded.proto.graph.initializer[:], plain.proto.graph.initializer[:]
     assert loaded.proto == plain.proto
 
