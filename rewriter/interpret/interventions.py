@@ -50,8 +50,13 @@ def ablate(model: Source | HeadIndex, names: Names, how: str = "zero", *, inputs
     index, proto = _opened(model)
     places = list(_outputs(index, names))
     tensors = [tensor for tensor, _ in places]
-    values = dict.fromkeys(tensors, np.zeros(())) if inputs is None else _means(index, tensors, inputs)
-    return _like(model, replaced(index, proto, places, values))
+    totals: dict[str, Array] = {}
+    for case in () if inputs is None else cases_of(index, inputs).cases:
+        for tensor, array in values_of(index, case, tensors).items():
+            flat = array.reshape(-1, array.shape[-1])
+            totals[tensor] = totals.get(tensor, 0.0) + np.append(flat.sum(axis=0, dtype=np.float64), len(flat))
+    means = {tensor: total[:-1] / total[-1] for tensor, total in totals.items()}
+    return _like(model, replaced(index, proto, places, means or dict.fromkeys(tensors, np.zeros(()))))
 
 
 def patch(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any:
@@ -107,15 +112,6 @@ def written_by(named: Named) -> str:
     if isinstance(named.sublayer, NeuronHeads) and not named.sublayer.gate:
         raise UsageError(f"{named.name} has no tensor of what its neurons write; use the original or form local")
     return named.sublayer.output.data
-
-
-def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> dict[str, Array]:
-    totals: dict[str, Array] = {}
-    for case in cases_of(index, inputs).cases:
-        for tensor, array in values_of(index, case, tensors).items():
-            flat = array.reshape(-1, array.shape[-1])
-            totals[tensor] = totals.get(tensor, 0.0) + np.append(flat.sum(axis=0, dtype=np.float64), len(flat))
-    return {tensor: total[:-1] / total[-1] for tensor, total in totals.items()}
 
 
 def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: InputsOrText) -> onnx.ModelProto:

@@ -149,7 +149,10 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], added: Mapping[str, Wr
     Raises UsageError.
     """
     constants = Constants(view)
-    logits = _uncapped(view, constants, output)
+    node = view.made_by(_factor(view, constants, view.before(output))[0])  # of an output c tanh(x / c): logits are x
+    node = view.made_by(node.input[0]) if node is not None and node.op_type == "Tanh" else None
+    capped = node is not None and node.op_type == "Div" and node.input[1] in constants
+    logits = node.input[0] if node is not None and capped else output
     tensor, token, factor = view.before(logits), None, 1.0
     unembedding: Projection | None = None
     node = view.made_by(tensor)
@@ -171,13 +174,6 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], added: Mapping[str, Wr
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
     stages = _stages(view, sublayers, added, norm.output, output)
     return Chain(stages, norm, unembedding, logits, token, factor)
-
-
-def _uncapped(view: GraphView, constants: Constants, output: str) -> str:
-    """The x of an output c tanh(x / c); else the output."""
-    node = view.made_by(_factor(view, constants, view.before(output))[0])
-    node = view.made_by(node.input[0]) if node is not None and node.op_type == "Tanh" else None
-    return node.input[0] if node is not None and node.op_type == "Div" and node.input[1] in constants else output
 
 
 def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:
