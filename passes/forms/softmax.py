@@ -128,7 +128,8 @@ def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     largest, underflow = (LARGEST_FLOAT32_QUERY, 256.0) if single else (LARGEST_QUERY, 1024.0)
     if any(abs(offset) > underflow for group in groups for _, offset in group.head.logits):
         underflow = largest  # told from the offsets of steep keys
-    return 2.0 ** (max(int(steepest * largest) + ceil(offset), int(underflow)) - 1).bit_length()
+    least: int = max(int(steepest * largest) + ceil(offset), int(underflow))
+    return 2.0 ** (least - 1).bit_length()
 
 
 def as_batches(b: Builder, tensor: Tensor, rank: int, *, alone: bool = False) -> Tensor:

@@ -17,8 +17,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rewriter.errors import UsageError
 from rewriter.files.atomic import write_text
 from rewriter.report.report import Report
@@ -114,12 +112,12 @@ def render_heads(data: Mapping[str, Any]) -> str:
 def _packed(weights: Sequence[float]) -> list[int]:
     """Weights as integers; -n is n zeros, and the last zeros, which are those of later tokens, are left out."""
     packed = list[int]()
-    for weight in np.trim_zeros([round(1e4 * weight) for weight in weights], "b"):
-        if weight or not packed or packed[-1] > 0:
-            packed.append(weight or -1)
+    for number in (round(1e4 * weight) for weight in weights):
+        if number or not packed or packed[-1] > 0:
+            packed.append(number or -1)
         else:
             packed[-1] -= 1
-    return packed
+    return packed[:-1] if packed and packed[-1] < 0 else packed
 
 
 def _shortened(value: Any) -> Any:
