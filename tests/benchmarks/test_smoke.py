@@ -9,7 +9,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import cuda, cuda_proofs, forms, fusions, large_model, latency, pattern, plan_scaling, validation
+from benchmarks import cuda_proofs, forms, fusions, large_model, latency, pattern, plan_scaling, validation
 from benchmarks.decoder import Shape
 from benchmarks.footprint import entered, one_block
 from benchmarks.memory import available
@@ -18,7 +18,6 @@ from passes.forms import FORMS
 from rewriter import rewrite
 from tests.committed import FOLDER
 
-MODULES = (cuda, cuda_proofs, forms, large_model, latency, pattern, plan_scaling, validation)
 TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
 SIZES = "--layers 2 --width 32 --hidden 64 --heads 4 --vocabulary 50 --repeats 1"
 LARGE = "--layers 2 --width 64 --heads 4 --vocabulary 64 --repeats 1"
@@ -53,13 +52,6 @@ RUNS: tuple[tuple[ModuleType, str, str, list[Any]], ...] = (
     (forms, f"--width 8 --hidden 16 --tokens 5 --repeats 3 {MEMORY}", "form", ["control", *FORMS, *MEASURED]),
 )
 """A script, its arguments, and what a column of its rows must hold."""
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_options(module: ModuleType) -> None:
-    result = CliRunner().invoke(module.main, ["--help"], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "--json" in result.output
 
 
 @pytest.mark.slow

@@ -80,7 +80,6 @@ def test_every_model_has_a_turn_in_each_round(monkeypatch: pytest.MonkeyPatch) -
     assert {name: len(times) for name, times in found.items()} == {"a": 3, "b": 3}
 
 
-@pytest.mark.slow
 def test_default_sizes() -> None:
     decoder, vision = FOLDER / "silu-decoder.onnx", FOLDER / "gelu-vision.onnx"
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,7 @@ from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, assert_judged,
 
 _RNG = np.random.default_rng(42)
 _ORT = ("onnxruntime",)
-
-
-def _x(*shape: int) -> np.ndarray:
-    return normal(_RNG, *shape)
+_x = partial(normal, _RNG)
 
 
 def _any(*values: Any) -> Any:
@@ -153,14 +151,14 @@ def _placed() -> Iterator[Case]:
 
 
 def _rotary() -> Iterator[Case]:
-    for interleaved, partial in ((0, 0), (1, 0), (0, 4), (1, 4)):
-        table = _tables(partial or 8)
-        attributes = {"interleaved": interleaved, "rotary_embedding_dim": partial}
+    for interleaved, width in ((0, 0), (1, 0), (0, 4), (1, 4)):
+        table = _tables(width or 8)
+        attributes = {"interleaved": interleaved, "rotary_embedding_dim": width}
         positions = _RNG.integers(0, 16, (2, 3))
         counted = attributes | {"num_heads": 4}
         yield Case("RotaryEmbedding", [_x(2, 4, 3, 8), *table, positions], attributes, opset=23)
         yield Case("RotaryEmbedding", [_x(2, 3, 32), *table, positions], counted, opset=23)
-        rows = [_x(2, 3, (partial or 8) // 2) for _ in range(2)]
+        rows = [_x(2, 3, (width or 8) // 2) for _ in range(2)]
         yield Case("RotaryEmbedding", [_x(2, 4, 3, 8), *rows], attributes, opset=23)
         first = np.array([5])
         for place in (positions, first):

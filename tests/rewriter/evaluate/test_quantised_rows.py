@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -25,10 +26,7 @@ from tests.rewriter.evaluate.judged import (
 _RNG = np.random.default_rng(42)
 _ORT, _ONNX = ("onnxruntime",), ("onnx",)
 _INT4, _UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
-
-
-def _x(*shape: int) -> np.ndarray:
-    return dyadic(_RNG, *shape)
+_x = partial(dyadic, _RNG)
 
 
 def _q(kind: Any, *shape: int) -> np.ndarray:
