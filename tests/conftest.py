@@ -52,7 +52,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def drawn(cases: Sequence[str], turn: str) -> Sequence[str]:
     """The cases that have this turn, a number or all, by the parameters in their names; at least one."""
-    own = [name for name in cases if turn == "all" or (crc32(name.partition("[")[2].encode()) - int(turn)) % 5 == 0]
+    own = [name for name in cases if turn == "all" or (crc32(name.partition("[")[2].encode()) - int(turn)) % 6 == 0]
     return own or cases[:1]
 
 
@@ -60,7 +60,7 @@ def drawn(cases: Sequence[str], turn: str) -> Sequence[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip slow tests without ATTNONLY_SLOW, and of tests marked `sample(N)` the cases whose turn it is not.
 
-    All cases but N, drawn by their names, are slow, and a fifth of them has the turn of ATTNONLY_TURN: a number, 0 if
+    All cases but N, drawn by their names, are slow, and a sixth of them has the turn of ATTNONLY_TURN: a number, 0 if
     it is not set, or all. `sample(N, turns=False)` has no turns. Tests in `tests/exports` are marked `exports` and take
     turns without being slow; those with the same parameters share a turn, and so an export.
     """
