@@ -61,11 +61,15 @@ class Kept(Fingerprints):
         super().computed(node, name, environment)
         if self.makers.get(name) is node and name not in self.values:  # not a part of a definition, of any name
             weights, names = self.program.weights(self.program.graph), [each for each in (*node.input, name) if each]
-            walked = any(isinstance(environment[each], Value) for each in names)  # no walk enters large constants
+            walked = any(isinstance(environment[each], Value) for each in names)
             for each in names:
-                small = walked or getattr(environment[each], "size", 0) <= _SMALL
-                if small and each not in weights and (self._keep is None or each in self._keep):
-                    self.values[each] = environment[each]
+                value, large = environment[each], getattr(environment[each], "size", 0) > _SMALL
+                if each in weights or not (self._keep is None or each in self._keep):
+                    continue
+                if isinstance(value, Value) or not large:
+                    self.values[each] = value
+                elif walked and each not in self.values:  # no walk enters other large constants
+                    self.values[each] = _narrow(value)
 
     @cached_property
     def numbers(self) -> dict[int, float]:
@@ -84,6 +88,13 @@ class Kept(Fingerprints):
         if node is None or not (value.size == 1 if isinstance(value, Value) else node.op_type in _CONDITIONS):
             return entries
         return (entries and node.op_type in CONTROL) or any(self.depends(each) for each in node.input)
+
+
+def _narrow(constant: Any) -> Any:
+    """A constant in float32, where that has the same numbers."""
+    with np.errstate(over="ignore"):
+        narrow = constant.astype(np.float32) if getattr(constant, "dtype", None) == np.float64 else constant
+    return narrow if narrow is constant or np.array_equal(narrow, constant) else constant
 
 
 class Walk:
