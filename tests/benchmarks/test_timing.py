@@ -44,7 +44,6 @@ def test_runs_at_the_start_of_a_turn_do_not_count() -> None:
     assert take(clock, {}, 5.5, clock) == 1.0, "of 5 and 1 seconds the first began within the first fifth"
 
 
-@pytest.mark.slow
 def test_models_in_processes(tmp_path: Path) -> None:
     path, done = tmp_path / "model.onnx", list[tuple[int, int]]()
     onnx.save(mlp(SILU), path)

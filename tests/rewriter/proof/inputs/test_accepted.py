@@ -94,7 +94,6 @@ def test_a_single_token_is_not_enough() -> None:
     assert {(1, 1, 4), (1, 60, 4), (3, 60, 4)} <= shapes
 
 
-@pytest.mark.slow
 def test_no_inputs_of_gigabytes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few tokens: each may have many features."""
     tried, case = [0], Maker.case

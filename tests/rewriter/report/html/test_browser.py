@@ -52,6 +52,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
     return list(browser.value(f"[...document.querySelectorAll({selector!r})].map((each) => each.textContent)"))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("name", [*SHOWN, "heads", "heads-hostile", "heads-long"])
