@@ -54,7 +54,7 @@ RUNS: tuple[tuple[ModuleType, str, str, list[Any]], ...] = (
 """A script, its arguments, and what a column of its rows must hold."""
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("module", "arguments", "column", "wanted"), RUNS, ids=lambda each: getattr(each, "__name__", "")
 )

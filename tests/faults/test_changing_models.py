@@ -113,7 +113,7 @@ def _forked(run: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("force", [[], ["--force"]], ids=["new", "force"])
 def test_two_runs_with_one_output(force: list[str], tmp_path: Path) -> None:
     onnx.save(mlp(SILU), tmp_path / "model.onnx")

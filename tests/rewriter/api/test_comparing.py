@@ -144,7 +144,7 @@ def test_onnxruntimes_own_optimisation_passes(pair: Pair, tmp_path: Path) -> Non
     assert bad.constants == ("h.1.mlp.c_proj.weight",)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("tool", ["onnxslim", "onnxsim"])
 def test_other_optimisers_pass(pair: Pair, tool: str) -> None:
     module = pytest.importorskip(tool)

@@ -33,7 +33,7 @@ def test_json_into_a_file_or_not(folder: Path, ran: Ran, capsys: pytest.CaptureF
     assert json.loads(ran(0, ["validate", "--json", "model.onnx", "model.onnx"]).out)["verdict"] == "certified"
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_reader_that_goes_away(folder: Path, status: int) -> None:
     if status:

@@ -89,7 +89,7 @@ GATE = "u = MatMul(x, V1) s = Sigmoid(y) f = Mul(y, s) h = Mul(f, u)"
 SOFTSIGN = "a = Abs(y) p = Add(a, $1.0) h = Div(y, p)"
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize(
     ("body", "domain", "options"),
     [(GATE, 508.0, []), (SOFTSIGN, 32.0, ["--option", "domain=32"])],

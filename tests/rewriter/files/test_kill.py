@@ -46,7 +46,7 @@ def _prepare(directory: Path, place: str, proto: onnx.ModelProto) -> None:
         (directory / "source" / "w.bin").write_bytes(NEW.tobytes())
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("work", [elsewhere, source])
 def test_previous_output_survives_a_kill_at_any_point(work: Callable[[Path], None], tmp_path: Path) -> None:
     place = work.__name__

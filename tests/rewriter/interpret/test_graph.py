@@ -68,7 +68,7 @@ def edge(stem: str, source: GraphNode, target: GraphNode) -> float:
 ORDER = ["blocks.0.attn", "blocks.0.mlp_heads", "blocks.1.attn", "blocks.1.mlp_heads", "logit"]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("stem", EXACT)
 def test_edges_are_direct_effects(stem: str) -> None:
     graph = graph_of(stem)

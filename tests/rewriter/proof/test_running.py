@@ -185,7 +185,7 @@ def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch
     assert blocks.providers["cpu"].compared["logits"].max_abs < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0)
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize(
     ("pattern", "statement", "where"),
