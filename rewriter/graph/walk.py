@@ -93,7 +93,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def reached(starts: Iterable[Reached], following: Callable[[Reached], Iterable[Reached]]) -> Iterator[Reached]:
-    """Yield the starts and everything reached from them, each once, in front of its own successors."""
+    """Yield the starts and everything reached from them, each once, before its successors."""
     pending, seen = [*starts], set[Reached]()
     while pending:
         each = pending.pop()

@@ -48,7 +48,7 @@ def head_pictures(
     """JSON-ready data for a page of heads on one sequence: arguments and errors are those of `attribute`.
 
     The model may be the result of `heads`. Without a `logit` nothing is attributed. A `tokenizer.json` gives tokens as
-    text; `most` neurons are shown.
+    text; `most` neurons are shown, of long sequences fewer.
     """
     if most < 0:
         raise UsageError(f"there cannot be {most} neurons")

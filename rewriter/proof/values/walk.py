@@ -63,10 +63,10 @@ class Kept(Fingerprints):
             weights, names = self.program.weights(self.program.graph), [each for each in (*node.input, name) if each]
             walked = any(isinstance(environment[each], Value) for each in names)
             for each in names:
-                value, large = environment[each], getattr(environment[each], "size", 0) > _SMALL
                 if each in weights or not (self._keep is None or each in self._keep):
                     continue
-                if isinstance(value, Value) or not large:
+                value = environment[each]
+                if isinstance(value, Value) or getattr(value, "size", 0) <= _SMALL:
                     self.values[each] = value
                 elif walked and each not in self.values:  # no walk enters other large constants
                     self.values[each] = _narrow(value)
@@ -90,11 +90,13 @@ class Kept(Fingerprints):
         return (entries and node.op_type in CONTROL) or any(self.depends(each) for each in node.input)
 
 
-def _narrow(constant: Any) -> Any:
-    """A constant in float32, where that has the same numbers."""
+def _narrow(constant: Array) -> Array:
+    """A float64 constant in float32, where that has the same numbers."""
+    if constant.dtype != np.float64:
+        return constant
     with np.errstate(over="ignore"):
-        narrow = constant.astype(np.float32) if getattr(constant, "dtype", None) == np.float64 else constant
-    return narrow if narrow is constant or np.array_equal(narrow, constant) else constant
+        narrow = constant.astype(np.float32)
+    return narrow if np.array_equal(narrow, constant) else constant
 
 
 class Walk:

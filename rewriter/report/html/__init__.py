@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -103,21 +104,15 @@ def render_heads(data: Mapping[str, Any]) -> str:
     """The page of heads; its script writes the data, JSON in the page, as text only."""
     style, made = f"{resource('style.css')}\n{resource('heads.css')}", _shortened(data)
     for head in made["heads"]:
-        # Patterns are most of the page; the script makes weights and rows of all `keys` again.
-        head["keys"] = max((len(row) for rows in head["pattern"] for row in rows), default=0)
+        # Patterns are most of the page.
         head["pattern"] = [[*map(_packed, rows)] for rows in head["pattern"]]
     return _filled("heads.html.j2", style, resource("heads.js"), data=made)
 
 
 def _packed(weights: Sequence[float]) -> list[int]:
-    """Weights as integers; -n is n zeros, and the last zeros, which are those of later tokens, are left out."""
-    packed = list[int]()
-    for number in (round(1e4 * weight) for weight in weights):
-        if number or not packed or packed[-1] > 0:
-            packed.append(number or -1)
-        else:
-            packed[-1] -= 1
-    return packed[:-1] if packed and packed[-1] < 0 else packed
+    """Weights as integers, where -n is n zeros."""
+    runs = groupby((round(1e4 * weight) for weight in weights), bool)
+    return [number for some, run in runs for number in (run if some else [-len([*run])])]
 
 
 def _shortened(value: Any) -> Any:

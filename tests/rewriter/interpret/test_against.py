@@ -65,7 +65,6 @@ def test_quantised_weights(form: QuantFormat, bits: int, change: float) -> None:
     assert found.error == pytest.approx(np.linalg.norm(made - wanted) / np.linalg.norm(wanted), rel=1e-3)
 
 
-@pytest.mark.slow
 def test_one_of_the_models_may_have_batch_and_tokens_as_one_axis() -> None:
     other, inputs = FOLDER / "relu-decoder.onnx", given("silu-decoder")
     found = changed_heads(MODEL, other, inputs, top=1)

@@ -201,7 +201,6 @@ def test_later_interventions_add_to_earlier_ones(tmp_path: Path) -> None:
     assert model.SerializeToString() == doubled(stem).SerializeToString()
 
 
-@pytest.mark.slow
 def test_one_recorded_sequence_serves_all_and_other_sizes_fail() -> None:
     stem = "relu-decoder"
     model, feeds, others = doubled(stem), fed(stem), fed(stem, seed=1)
@@ -233,7 +232,6 @@ def test_several_cases_are_for_means_only(tmp_path: Path) -> None:
         patch(model, "*", tmp_path / "x.npz")
 
 
-@pytest.mark.slow
 def test_marks_that_do_not_fit() -> None:
     model = ablate(FOLDER / "silu-decoder.onnx", "blocks.1.attn.0")
     every = (entry for node in model.graph.node for entry in node.metadata_props)

@@ -3,12 +3,9 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const SIDES = { Q: "Queries read", K: "Keys read", V: "Values read", O: "Writes" };
-// Weights are integers, and -n is n zeros; those behind the last weight are left out.
-const unpacked = (row, keys) => {
-  const made = row.flatMap((each) => (each < 0 ? Array(-each).fill(0) : each / 1e4));
-  return made.concat(Array(keys - made.length).fill(0));
-};
-for (const head of data.heads) head.pattern &&= head.pattern.map((rows) => rows.map((row) => unpacked(row, head.keys)));
+// Weights are integers, and -n is n zeros.
+const unpacked = (row) => row.flatMap((each) => (each < 0 ? Array(-each).fill(0) : each / 1e4));
+for (const head of data.heads) head.pattern &&= head.pattern.map((rows) => rows.map(unpacked));
 const heads = new Map(data.heads.map((head) => [head.name, head]));
 const attributed = data.heads.some((head) => head.effect !== null);
 let measure = attributed ? "effects" : "activation";
@@ -266,7 +263,7 @@ function pattern(head, weights, what) {
     if (high >= 11 || row % every === 0) svg.append(draw("text", { x: left - 6, y: top + row * high + high / 2 + 4, "text-anchor": "end" }, rows(row).replace("bias token", "bias").slice(0, 10)));
     for (let column = 0; column < across; column++) {
       if (!weight(row, column)) continue;
-      const cell = draw("rect", { class: "cell", x: left + column * side, y: top + row * high, width: side, height: high, "data-row": row, "data-column": column });
+      const cell = draw("rect", { class: "cell", x: left + column * side, y: top + row * high, width: side, height: high });
       cell.style.setProperty("--v", shade(weight(row, column), full).toFixed(3));
       if (column === 0 && hatched(head)) {
         cell.style.fill = "url(#hatch)";

@@ -253,7 +253,6 @@ def test_hostile_names_and_json() -> None:
     assert json.loads(json.dumps(asdict(found)))["node"].startswith("Sub 'evil")
 
 
-@pytest.mark.slow
 def test_a_long_chain_is_quick() -> None:
     """A thousand nodes behind a difference, more than functions may call each other, are one region."""
     chain = "".join(f"t{place + 1} = Neg(t{place}) " for place in range(1100))

@@ -161,7 +161,11 @@ def test_a_token_and_what_it_attends_to(browser: Browser, pages: dict[str, Path]
     weights = "[...document.querySelectorAll('#strip span')].map((each) => each.style.getPropertyValue('--w'))"
     assert browser.value(weights) == ["0.316", "0.447", "0.837"]
     line = "document.querySelector('#patterns .line')"
-    cell = "document.querySelector('#patterns rect.cell[data-row=\"2\"]')"
+    cell = "document.querySelectorAll('#patterns rect.cell')[5]"
     assert browser.value(f"{line}.getAttribute('y') === {cell}.getAttribute('y')")
     browser.value("document.querySelectorAll('#strip span')[2].dispatchEvent(new Event('pointerleave'))")
     assert browser.value(f"{line}.getAttribute('visibility')") == "hidden"
+    corner = "{clientX: box.right - 4, clientY: box.top + 4}"  # where nothing is drawn
+    browser.value("box = document.querySelector('rect.frame').getBoundingClientRect()")
+    browser.value(f"document.querySelector('svg.map').dispatchEvent(new PointerEvent('pointermove', {corner}))")
+    assert texts(browser, "#patterns .reading") == ["a attends to y: 0"]
