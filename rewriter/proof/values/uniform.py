@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import ChainMap, Counter
-from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, MutableMapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -30,7 +30,7 @@ from rewriter.proof.values.prints import Fingerprints
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
 _RESHAPING = SAME_ENTRIES - {"Identity", "Dropout"}
 _OF_SHAPES = {"Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Mul", "Reshape", "Identity"}
-_MOST_CONE = 2_000  # nodes between two anchors
+_MOST_CONE, _MOST_AXES = 2_000, 16  # nodes between two anchors; axes that an operator states
 
 
 class _Side:
@@ -52,13 +52,11 @@ class _Side:
         self.weights = self.program.weights(self.program.graph)
         self.names = dict.fromkeys((*self.weights, *(value.name for value in program.graph.input), *self.makers))
 
-    def constant(self, name: str) -> np.ndarray | None:
-        """The value of an initializer that no caller may replace, or of a Constant node."""
-        if name in self.weights:
-            return None if name in self.program.overridable else self.weights[name]
-        node = self.makers.get(name)
-        value = None if node is None else constant_of(node)
-        return None if value is None else onnx.numpy_helper.to_array(value)
+    @cached_property
+    def constants(self) -> Mapping[str, np.ndarray]:
+        """Short constants, such as axes, that no caller may replace."""
+        short = self.program.constants(_MOST_AXES)
+        return {name: x for name, x in short.items() if name not in self.program.overridable}
 
     def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:
         """The number of leading axes up to the last one that varies, and how many rows there are at each point."""
@@ -214,95 +212,66 @@ class EqualTensors(_Anchors):
         return self.a.ids.get(equal[0], "") if equal else ""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A node; its output has `front` axes of rows among `rank`; `data` depend on inputs, `others` do not."""
-
-    side: _Side
-    node: onnx.NodeProto
-    front: int
-    rank: int
-    data: Sequence[str]
-    others: Sequence[str]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.side.program.attributes(self.node).get(name, default)
-
-
 def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...]) -> str:
     """Why a node does not act on each row by itself; empty if it does."""
-    domain, kind = key_of(node)
+    (domain, kind), shapes = key_of(node), side.shapes[0]
     data = [each for each in node.input if each and each in side.data]
     rows = [side.rows(each) for each in (name, *data)]
     if not data or any(each is None or each[1] != count for each in rows):
         return "has or reads other rows"
     fronts = [each[0] for each in rows if each is not None]
     if kind in _RESHAPING:
-        shapes = side.shapes[0]
         aligned = prod(shapes[data[0]][fronts[1] :]) == prod(shapes[name][fronts[0] :])
         return "" if aligned and all(_of_shape(side, each) for each in node.input[1:]) else "lays rows out otherwise"
-    front = fronts[0]
-    if any(shapes[each][:front] != shapes[name][:front] for shapes in side.shapes for each in data):
+    front = fronts[0]  # axes of rows
+    if any(each[operand][:front] != each[name][:front] for each in side.shapes for operand in data):
         return "has operands of other shapes"
     others = [each for each in node.input if each and each not in side.data]
     spread = [each for each in others if each not in side.fixed]
     if not all(_alike(side, each, count) for each in spread):
         return "reads what depends on sizes or on integers"
-    others = [each for each in others if each not in spread]
-    step = _Step(side, node, front, len(side.shapes[0][name]), data, others)
-    rule = _RULES.get(kind)
-    if rule is not None:
-        return "" if rule(step) else "works along rows, or on several"
-    if (domain, kind) not in ELEMENTWISE:
+    others = [side.shape_of(each) for each in others if each not in spread]
+    get, first = side.program.attributes(node).get, node.input[0] in data
+    if kind == "Transpose":
+        order = get("perm") or range(len(shapes[name]))[::-1]
+        alone = [*order[:front]] == [*range(front)]
+    elif kind in _PRODUCTS:  # the last axis of a row times constants, or of two matrices in each row
+        alone = first and not any(map(get, ("transA", "transBatchA", "transBatchB")))
+        alone &= len(data) < 2 or all(len(shapes[each]) >= front + 2 for each in data)
+        alone &= all(prod(each[:-2]) == 1 for each in others)
+    elif kind == "MatMulNBits":
+        alone = data == [node.input[0]]
+    elif kind in (*_AXES, *_REDUCED):
+        rank = len(shapes[data[0]])
+        axes = _axes(side, node) if first or kind != "Gather" else []
+        alone = bool(axes) and all((axis + rank if axis < 0 else axis) >= front for axis in axes)
+    elif kind in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
+        return ""
+    elif (domain, kind) not in ELEMENTWISE:
         return "is not known to act on rows"
-    alike = all(_once(side.shape_of(each), step.rank - step.front) for each in others)
-    return "" if alike else "adds to some rows what others do not get"
+    else:
+        alike = all(_once(each, len(shapes[name]) - front) for each in others)
+        return "" if alike else "adds to some rows what others do not get"
+    return "" if alone else "works along rows, or on several"
 
 
-def _transposed(step: _Step) -> bool:
-    order = step.get("perm") or range(step.rank)[::-1]
-    return [*order[: step.front]] == [*range(step.front)]
-
-
-def _product(step: _Step) -> bool:
-    """The last axis of a row times constants, or of two matrices in each row."""
-    if step.node.input[0] not in step.data or any(map(step.get, ("transA", "transBatchA", "transBatchB"))):
-        return False
-    if len(step.data) > 1 and any(len(step.side.shapes[0][each]) < step.front + 2 for each in step.data):
-        return False
-    return all(prod(step.side.shape_of(each)[:-2]) == 1 for each in step.others)
-
-
-def _along(step: _Step) -> bool:
-    """Along axes that are behind those of the rows."""
-    kind, axes = step.node.op_type, step.get("axes")
-    if kind in _AXES:
-        old = kind in ("Softmax", "LogSoftmax") and step.side.program.opsets.get("", 13) < 13
-        axes = [step.get("axis", 1 if old else _AXES[kind])]
-    place = 3 if kind == "Slice" else 1
-    if axes is None and len(step.node.input) > place and step.node.input[place]:
-        value = step.side.constant(step.node.input[place])
-        axes = None if value is None else value.reshape(-1).tolist()
-    if not axes or (kind == "Gather" and step.node.input[0] not in step.data):
-        return False
-    rank = len(step.side.shapes[0][step.data[0]])
-    return all((axis + rank if axis < 0 else axis) >= step.front for axis in axes)
-
-
+_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu")
 _AXES = {
     "Softmax": -1, "LogSoftmax": -1, "Concat": 0, "Split": 0, "Gather": 0,
     "LayerNormalization": -1, "RMSNormalization": -1, "SimplifiedLayerNormalization": -1,
 }  # fmt: skip
 """Operators along an axis, with its default."""
-_REDUCED = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare")
-_RULES: Mapping[str, Callable[[_Step], bool]] = {
-    "Transpose": _transposed,
-    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu"), _product),
-    "MatMulNBits": lambda step: step.data == [step.node.input[0]],
-    **dict.fromkeys((*_AXES, "Slice", *_REDUCED), _along),
-    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
-}
-"""Whether an operator acts on rows, unless it is elementwise."""
+_REDUCED = ("Slice", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare")
+
+
+def _axes(side: _Side, node: onnx.NodeProto) -> Sequence[int]:
+    """The axes that an operator works along; none where they are not constant."""
+    kind, attributes = node.op_type, side.program.attributes(node)
+    if kind in _AXES:
+        old = kind in ("Softmax", "LogSoftmax") and side.program.opsets.get("", 13) < 13
+        return [attributes.get("axis", 1 if old else _AXES[kind])]
+    operand = next(iter(node.input[3 if kind == "Slice" else 1 :]), "")
+    return attributes.get("axes") or side.constants.get(operand, np.array(())).reshape(-1).tolist()
 
 
 def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
