@@ -6,7 +6,7 @@ Names and operators do not matter: a tensor of B has a partner where a tensor of
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -182,13 +182,12 @@ class _Graph:
     """The nodes of an evaluated model, bodies included, and which tensors have a partner in the other model."""
 
     def __init__(self, prints: Fingerprints, pairs: Mapping[str, object]) -> None:
-        self.prints, self.pairs = prints, pairs
-        self.nodes = list(_nodes(prints.program.graph))
-        self.makers = {name: place for place, node in reversed([*enumerate(self.nodes)]) for name in node.output}
-        entered = [value.name for value in prints.program.graph.input]
-        self.data = [name for name in (*entered, *self.makers) if name in prints.data]
-        self.data.sort(key=lambda name: self.makers.get(name, -1))
-        self.known = set(self.data)
+        self.prints, self.pairs, makers = prints, pairs, prints.program.makers
+        entered = {value.name for value in prints.program.graph.input}
+        self.data = {name: None for name in prints.data if name in makers or name in entered}
+        # In the order in which they were computed, those of bodies before the node that holds them.
+        self.nodes = [*{id(makers[name]): makers[name] for name in self.data if name in makers}.values()]
+        self.makers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
         self.planted: set[object] = set()
 
     @cached_property
@@ -200,11 +199,11 @@ class _Graph:
         return found
 
     def operands(self, node: onnx.NodeProto) -> list[str]:
-        return [name for name in dict.fromkeys(_inputs(node)) if name in self.known]
+        return [name for name in dict.fromkeys(_inputs(node)) if name in self.data]
 
     def lost(self, node: onnx.NodeProto) -> list[str]:
         """Its outputs that depend on data and have no partner."""
-        return [name for name in node.output if name in self.known and name not in self.pairs]
+        return [name for name in node.output if name in self.data and name not in self.pairs]
 
     def departing(self) -> onnx.NodeProto | None:
         """The first node with an output without a partner, but all operands; not of a region that converges."""
@@ -229,9 +228,8 @@ class _Graph:
                     links[maker].add(maker)
             elif name not in self.pairs:
                 for place in (maker, *self.readers.get(name, ())):
-                    if not self.known.isdisjoint(self.nodes[place].output):
-                        links[maker].add(place)
-                        links[place].add(maker)
+                    links[maker].add(place)
+                    links[place].add(maker)
         groups, seen = list[list[int]](), set[int]()
         for place in sorted(links):
             if place not in seen:
@@ -242,7 +240,7 @@ class _Graph:
     def boundary(self, region: Sequence[int]) -> tuple[list[str], list[str], list[str]]:
         """Tensors with partners that a region reads and computes, and the model's outputs that it reaches without."""
         nodes = [self.nodes[place] for place in region]
-        made = {name: None for node in nodes for name in node.output if name in self.known}
+        made = {name: None for node in nodes for name in node.output if name in self.data}
         outputs = {value.name for value in self.prints.program.graph.output}
         read = {name: None for node in nodes for name in self.operands(node) if name in self.pairs and name not in made}
         ends = [name for name in made if name in self.pairs]
@@ -250,14 +248,6 @@ class _Graph:
 
     def keys(self, names: Iterable[str]) -> set[object]:
         return {self.prints.prints[name].loose for name in names if name in self.prints.prints}
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Nodes in the order in which they are computed, those of bodies before the node that holds them."""
-    for node in graph.node:
-        for _, body in subgraphs(node):
-            yield from _nodes(body)
-        yield node
 
 
 def _inputs(node: onnx.NodeProto) -> list[str]:
@@ -274,7 +264,7 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
     return {
         "node": one_line(label(node)),
         "output": b.lost(node)[0],
-        "reads": tuple(name for name in dict.fromkeys(_inputs(node)) if name in b.known or name not in b.prints.fixed),
+        "reads": tuple(name for name in dict.fromkeys(_inputs(node)) if name in b.data or name not in b.prints.fixed),
         "operands": tuple((name, pairs[name][0]) for name in operands),
         "rearranged": tuple(name for name in operands if not pairs[name][1]),
         "candidates": tuple(_named(each) for each in _readers_of(a, b.keys(operands))[:_SHOWN]),
@@ -301,7 +291,7 @@ def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
     ranks: dict[int, tuple[bool, int, int]] = {}
     for place in {place for name in same for place in a.readers.get(name, ())}:
         node = a.nodes[place]
-        made = [name for name in node.output if name in a.known]
+        made = [name for name in node.output if name in a.data]
         shared = a.keys(a.operands(node)) & keys
         if made and not a.keys(made) <= keys:  # a mere reshape of an operand is the operand
             ranks[place] = not a.lost(node), -len(shared), place
