@@ -136,13 +136,11 @@ class _Affine:
 
     def of(self, arithmetic: Any, entries: Array, constants: Mapping[str, Array] | None = None) -> Array:
         """Its output for a vector of channels."""
-        evaluator = Evaluator(self._program, arithmetic, {})
-        environment: dict[str, Any] = {**self._constants, **(constants or {}), self.data: Value(entries[None])}
-        evaluator.node(self._node, environment)
-        value = environment[self._node.output[0]]
-        if not isinstance(value, Value) or value.shape != (1, self.size):
+        given = {**(constants or self._constants), self.data: Value(entries[None])}
+        made = _outcome(self._program, arithmetic, [self._node], given, self._node.output[0])
+        if made.shape != (1, self.size):
             raise Unsupported("it mixes channels")
-        return np.asarray(value.entries[0])
+        return np.asarray(made[0])
 
     def scale(self) -> _Vector:
         def difference(f: Any, dtype: type) -> Array:
@@ -152,15 +150,34 @@ class _Affine:
         return _Vector(text, lambda field: difference(field, np.int64), difference(Floats(), np.float64))
 
     def bias(self, given: Array, spelling: str) -> _Vector:
-        floats, start = Floats(), given.astype(np.float64)
-        values = self.of(floats, start)
-        changed = [self.of(floats, start * (1 + _NUDGE))]
-        for name, x in self._constants.items():
-            changed.append(self.of(floats, start, {name: x.astype(np.float64) * (1 + _NUDGE)}))
-        terms = np.abs(np.stack(changed) - values).sum(0) / _NUDGE
-        units = _unit(np.maximum(terms, np.abs(values)))
-        text = f"{spelling} through {one_line(label(self._node), 120)}"
-        return _Vector(text, lambda field: self.of(field, field.lift(given).entries), values, units)
+        def values(constants: Mapping[str, Array]) -> Array:
+            return self.of(Floats(), constants[self.data], constants)
+
+        text, every = f"{spelling} through {one_line(label(self._node), 120)}", {**self._constants, self.data: given}
+        exact = self.of(Floats(), given.astype(np.float64))
+        return _Vector(text, lambda f: self.of(f, f.lift(given).entries), exact, _units(values, every))
+
+
+def _outcome(
+    program: Program, arithmetic: Any, nodes: Sequence[onnx.NodeProto], constants: Mapping[str, Any], name: str
+) -> Array:
+    """What nodes make of constants. Raises Unsupported."""
+    evaluator, environment = Evaluator(program, arithmetic, {}, in_reals=True), dict(constants)
+    for node in nodes:
+        evaluator.node(node, environment)
+    made = environment[name]
+    return np.asarray(made.entries if isinstance(made, Value) else made)
+
+
+def _units(values: Callable[[Mapping[str, Array]], Array], constants: Mapping[str, Array]) -> Array:
+    """Entry by entry, how much values of constants change if each of these changes in its last place, at random."""
+    known = {name: x.astype(np.float64) if is_float(x) else x for name, x in constants.items()}
+    start, terms = values(known), list[Any]()
+    random = np.random.default_rng(start.size)
+    for _ in range(_DIRECTIONS):
+        nudges = ((name, _NUDGE * random.choice((-1, 1), x.shape)) for name, x in known.items() if is_float(x))
+        terms.append(sum(np.abs(values({**known, name: known[name] * (1 + nudge)}) - start) for name, nudge in nudges))
+    return np.asarray(_unit(np.maximum(np.max(terms, 0) / _NUDGE, np.abs(start))))
 
 
 def _vector(x: Array) -> bool:
@@ -248,7 +265,7 @@ class _ConstantIndex:
     def find(self, y: Array) -> Fold | None:
         for name, x in self._computed.get(y.shape, ()):
             alike = _near(x[_sample(x.shape)], y[_sample(y.shape)], _unit(np.abs(y).max()))
-            if alike and _near(x, y, self._units(name, x)):
+            if alike and _near(x, y, self._units_of(name, x)):
                 return Fold(f"{quoted(name)}, computed", _lifted(x))
         squeezed = y.squeeze()
         found = self._product(squeezed)
@@ -260,62 +277,36 @@ class _ConstantIndex:
         residues = found.residues
         return Fold(found.spelling, lambda field: residues(field).reshape(y.shape))
 
-    def _units(self, name: str, x: Array) -> Array:
-        """Entry by entry, how much a computed tensor changes if constants change in their last places."""
+    def _units_of(self, name: str, x: Array) -> Array:
         every = self._program.graph.node
         nodes = [every[place] for place in needed(every, [name])]
-        wanted = {name}.union(*(node.input for node in nodes))
-        known = {each: self._known[each] for each in wanted if each in self._known}
-        given = {each: y for each, y in known.items() if not any(each in node.output for node in nodes)}
-        random, values = np.random.default_rng(x.size), list[Array]()
-        for size in (0.0, *(_NUDGE,) * _DIRECTIONS):
-            environment: dict[str, Any] = {
-                each: y * (1 + size * random.choice((-1, 1), y.shape)) if is_float(y) else y
-                for each, y in given.items()
-            }
-            evaluator = Evaluator(self._program, Floats(), {}, in_reals=True)
-            try:
-                for node in nodes:
-                    evaluator.node(node, environment)
-                made = environment[name]
-                values.append(made.entries if isinstance(made, Value) else made)
-            except Unsupported:
-                return np.asarray(_unit(np.abs(x)))
-        terms = np.abs(np.stack(values[1:]) - values[0]).max(0) / _NUDGE
-        return np.asarray(_unit(np.maximum(terms, np.abs(x))))
+        read = {each for node in nodes for each in node.input if each in self._known}
+        given = {each: self._known[each] for each in read.difference(*(node.output for node in nodes))}
+        try:
+            return _units(lambda constants: _outcome(self._program, Floats(), nodes, constants, name), given)
+        except Unsupported:
+            return np.asarray(_unit(np.abs(x)))
 
     def _product(self, y: Array) -> Fold | None:
         """A weight times a factor."""
-        peak = np.unravel_index(int(np.abs(y).argmax()), y.shape)
-        tried, sample, ordered = 0, _sample(y.shape), [*self._ordered(y.shape, peak)]
+        peak, tried, sample = np.unravel_index(int(np.abs(y).argmax()), y.shape), 0, _sample(y.shape)
+        axes = [(0, 1), *((axis, size) for axis, size in enumerate(y.shape) if size > 1)]
+        along = [(axis, *self._factors[size]) for axis, size in axes if size in self._factors]
         for name, x in self._weights.get(y.shape, ()):
             if not x[peak]:
                 continue
             quotient = float(y[peak]) / float(x[peak])
-            for axis, factors, order, column in ordered:
-                width = abs(quotient) * _NEAR
-                first, last = np.searchsorted(column, (quotient - width, quotient + width))
-                for place in order[first:last]:
+            for axis, factors, values in along:
+                column = values[:, peak[axis] if values.shape[1] > 1 else 0]
+                for place in np.flatnonzero(np.abs(column - quotient) <= abs(quotient) * _NEAR):
                     factor = factors[place]
                     shape = [-1 if each == axis else 1 for each in range(y.ndim)]
-                    values = np.broadcast_to(factor.values.reshape(shape), y.shape)
-                    if not _near(x[sample] * values[sample], y[sample]) or (tried := tried + 1) > _TRIED:
+                    spread = np.broadcast_to(factor.values.reshape(shape), y.shape)
+                    if not _near(x[sample] * spread[sample], y[sample]) or (tried := tried + 1) > _TRIED:
                         continue
-                    if _near(x, y, None, values):
+                    if _near(x, y, None, spread):
                         return Fold(f"{name} {factor.spelling}", _times(x, factor, shape))
         return None
-
-    def _ordered(
-        self, shape: tuple[int, ...], peak: Sequence[Any]
-    ) -> Iterator[tuple[int, list[_Vector], Array, Array]]:
-        """Axis, factors along it, and the order of their values at one position."""
-        for axis in range(max(len(shape), 1)):
-            for size in {1, shape[axis] if shape else 1} if axis == 0 else {shape[axis]} - {1}:
-                if size in self._factors:
-                    factors, values = self._factors[size]
-                    column = values[:, peak[axis] if size > 1 else 0]
-                    order = np.argsort(column)
-                    yield axis, factors, order, column[order]
 
 
 def _times(x: Array, factor: Fold, shape: Sequence[int]) -> Residues:
