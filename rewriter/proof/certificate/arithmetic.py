@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from flint import Ordering, arb, arb_series, fmpq, fmpq_mpoly_ctx
@@ -37,8 +38,8 @@ class NumberSystem(Generic[V]):
         """Raises Undecided where b may be 0."""
 
     @abstractmethod
-    def function(self, name: str, a: V, line: Line | None) -> V:
-        """A function of a, by name; `line` is a as a line where it is one."""
+    def function(self, name: str, a: V) -> V:
+        """A function of a, by name."""
 
     def pi(self) -> V:
         raise Undecided
@@ -49,12 +50,8 @@ class NumberSystem(Generic[V]):
     def mul(self, a: V, b: V) -> V:
         return a * b  # type: ignore[operator, no-any-return]
 
-    def sign(self, a: V) -> int:  # noqa: ARG002
-        """1 where a >= 0 on the whole cell, -1 where a < 0, else 0."""
-        return 0
-
-    def hull(self, a: V, b: V) -> V:  # noqa: ARG002
-        """Everything that is in a or in b."""
+    def choose(self, x: V, a: V, b: V) -> V:  # noqa: ARG002
+        """a where x >= 0, b where x < 0: what both of them are where the cell has both."""
         raise Undecided
 
 
@@ -62,20 +59,14 @@ def evaluate(parts: Sequence[Expression], arithmetic: NumberSystem[V]) -> dict[E
     """The values of all parts of functions on a piece (`on_piece`), operands first. Raises Undecided."""
     values: dict[Expression, V] = {}
     operations: Mapping[str, Callable[..., V]] = {
-        "pi": arithmetic.pi, "+": arithmetic.add, "*": arithmetic.mul, "/": arithmetic.div,
+        "pi": arithmetic.pi, "+": arithmetic.add, "*": arithmetic.mul, "/": arithmetic.div, "where": arithmetic.choose,
     }  # fmt: skip
     for part in parts:
-        operands = [values[each] for each in part.operands]
         if isinstance(part.value, tuple):
             values[part] = arithmetic.line(part.value)
-        elif part.operator in operations:
-            values[part] = operations[part.operator](*operands)
-        elif part.operator == "where":
-            sign = arithmetic.sign(operands[0])
-            values[part] = operands[1 if sign > 0 else 2] if sign else arithmetic.hull(*operands[1:])
         else:
-            line = part.operands[0].value
-            values[part] = arithmetic.function(part.operator, operands[0], line if isinstance(line, tuple) else None)
+            operation = operations.get(part.operator, partial(arithmetic.function, part.operator))
+            values[part] = operation(*(values[each] for each in part.operands))
     return values
 
 
@@ -102,14 +93,16 @@ class Taylor(NumberSystem[arb_series]):
             raise Undecided
         return a / b
 
-    def function(self, name: str, a: arb_series, line: Line | None) -> arb_series:  # noqa: ARG002
+    def function(self, name: str, a: arb_series) -> arb_series:
         """A function of a; softplus by the sign of a, where exp(a) could be large."""
         if name == "softplus":
             return a + ((-a).exp() + 1).log() if a[0] > 0 else (a.exp() + 1).log()
         return {"exp": a.exp, "erf": a.erf, "sqrt": a.sqrt}[name]()
 
-    def sign(self, a: arb_series) -> int:
-        return 1 if a[0] >= 0 else -1 if a[0] < 0 else 0
+    def choose(self, x: arb_series, a: arb_series, b: arb_series) -> arb_series:
+        if not (x[0] >= 0 or x[0] < 0):
+            raise Undecided
+        return a if x[0] >= 0 else b
 
 
 # -- intervals ------------------------------------------------------------------------------------------------------
@@ -142,7 +135,7 @@ class Intervals(NumberSystem[Interval]):
             raise Undecided
         return self.mul(a, ((1 / b[1]).lower(), (1 / b[0]).upper()))
 
-    def function(self, name: str, a: Interval, line: Line | None) -> Interval:  # noqa: ARG002
+    def function(self, name: str, a: Interval) -> Interval:
         """A function of a: all of them rise."""
         rising = {"exp": arb.exp, "erf": arb.erf, "sqrt": arb.sqrt, "softplus": _softplus}[name]
         low, high = rising(a[0]).lower(), rising(a[1]).upper()
@@ -150,10 +143,9 @@ class Intervals(NumberSystem[Interval]):
             raise Undecided
         return low, high
 
-    def sign(self, a: Interval) -> int:
-        return 1 if a[0] >= 0 else -1 if a[1] < 0 else 0
-
-    def hull(self, a: Interval, b: Interval) -> Interval:
+    def choose(self, x: Interval, a: Interval, b: Interval) -> Interval:
+        if x[0] >= 0 or x[1] < 0:
+            return a if x[0] >= 0 else b
         return min(a[0], b[0]), max(a[1], b[1])
 
 
@@ -219,16 +211,18 @@ class Algebra(NumberSystem[Quotient]):
             raise Undecided
         return Quotient(n * e, d * m)
 
-    def function(self, name: str, a: Quotient, line: Line | None) -> Quotient:
+    def function(self, name: str, a: Quotient) -> Quotient:
         """exp and softplus of multiples of y, and their compositions that stay in the field."""
         if name == "softplus":
-            inner = self.function("exp", a, line)
+            inner = self.function("exp", a)
             return Quotient(inner.numerator + inner.denominator, inner.denominator, logarithm=True)
         if name == "exp" and a.logarithm:
             return Quotient(a.numerator, a.denominator)
-        if name != "exp" or line is None or line[1] != 0:
+        terms = dict(a.numerator.terms())
+        slope = terms.pop((1, 0), fmpq(0))
+        if name != "exp" or terms or a.denominator != self._one:
             raise Undecided
-        power = line[0] / self._rate if self._rate else fmpq(0)
+        power = slope / self._rate if self._rate else fmpq(0)
         if power.q != 1 or abs(power) > _MOST_POWER:
             raise Undecided
         exponent = int(power.p)

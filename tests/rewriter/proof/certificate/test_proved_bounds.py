@@ -350,4 +350,4 @@ def test_a_quotient_of_wide_intervals_stays_positive() -> None:
 
 def test_what_holds_both_of_two_intervals() -> None:
     wide, narrow, arithmetic = (arb(-2), arb(3)), (arb(0), arb(1)), Intervals(fmpq(0), fmpq(1))
-    assert arithmetic.hull(wide, narrow) == arithmetic.hull(narrow, wide) == wide
+    assert arithmetic.choose(wide, wide, narrow) == arithmetic.choose(wide, narrow, wide) == wide
