@@ -10,8 +10,8 @@ attention to other tokens nothing is left.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Container, Mapping, MutableMapping, Sequence
-from functools import cached_property, reduce
+from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -20,7 +20,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float, known_number
+from rewriter.evaluate.arithmetic import INFINITE, Field, Value, is_float, known_number
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.nodes import CONTROL
@@ -343,15 +343,17 @@ def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expre
 # -- what the symbols mean -------------------------------------------------------------------------------------------
 
 
-def wide(expression: Expression, values: Mapping[Expression, Expression] | None = None) -> Expression:
-    """The expression for ball arithmetic: softmax less the largest score; leaves replaced."""
+def wide(
+    expression: Expression, values: Mapping[Expression, Expression] | None = None, *, first: bool = False
+) -> Expression:
+    """The expression with softmax less the largest score, or less the `first` one; leaves replaced."""
     made: dict[Expression, Expression] = {}
     for part in ordered(expression):
         operands = tuple(made[each] for each in part.operands)
         if values and part in values:
             made[part] = values[part]
         elif part.operator == "softmax":
-            made[part] = ex.softmax(operands)[int(str(part.value))]
+            made[part] = ex.softmax(operands, operands[0] if first else None)[int(str(part.value))]
         elif not operands:
             made[part] = part
         else:
@@ -361,32 +363,18 @@ def wide(expression: Expression, values: Mapping[Expression, Expression] | None 
 
 
 def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, Array]) -> Array:
-    """The expression at residues, entry by entry; softmax less its first score. Raises Unsupported."""
-    made: dict[Expression, Any] = {**leaves}
-    weights: dict[tuple[Expression, ...], list[Array]] = {}
+    """The expression at residues, entry by entry; softmax less its first score."""
+    expression, made = wide(expression, first=True), dict[Expression, Any](leaves)
     for part in ordered(expression):
         if part in made:
             continue
         operands = [made[each] for each in part.operands]
         if part.operator == "where" and _unreached(field, part):
             made[part] = operands[1]
-            continue
-        if part.operator == "softmax":
-            if part.operands not in weights:
-                powers = [field.exp(field.sub(each, operands[0])) for each in operands]
-                whole = field.inv(reduce(field.add, powers))
-                weights[part.operands] = [field.mul(each, whole) for each in powers]
-            made[part] = weights[part.operands][int(str(part.value))]
         elif part.constant or part in _IRRATIONAL:
             made[part] = _number_in(field, part)
-        elif part.operator in _IN_FIELD:
-            made[part] = getattr(field, _IN_FIELD[part.operator])(*operands)
-        elif part.operator == "erf":
-            made[part] = field.odd("erf", *operands)
-        elif part.operator == "pi":  # a part of what is irrational
-            made[part] = field.function("pi", np.array(7))
         else:
-            raise Unsupported(f"{part.operator} is not known in the field")
+            made[part] = _IN_FIELD[part.operator](field, *operands)
     return np.asarray(made[expression])
 
 
@@ -411,4 +399,8 @@ def _number_in(field: Field, part: Expression) -> Array:
 
 
 _IRRATIONAL: Mapping[Expression, np.float64] = {each: np.float64(number) for number, each in ex.NUMBERS.items()}
-_IN_FIELD = {"+": "add", "*": "mul", "/": "div", "where": "choose", **{x: x for x in ("exp", "softplus", "sqrt")}}
+_IN_FIELD: Mapping[str, Callable[..., Array]] = {
+    "+": Field.add, "*": Field.mul, "/": Field.div, "where": Field.choose, "exp": Field.exp, "sqrt": Field.sqrt,
+    "softplus": Field.softplus, "erf": lambda field, a: field.odd("erf", a),
+    "pi": lambda field: field.function("pi", np.array(7)),  # a part of what is irrational
+}  # fmt: skip
