@@ -33,7 +33,7 @@ from rewriter.ort.sessions import LEVELS, RULES, optimisers, write_optimised
 from rewriter.proof.nudge import Point
 from rewriter.proof.prove import prove
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
-from rewriter.proof.run import Side, silent
+from rewriter.proof.run import silent
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge, Progress
 from rewriter.report.report import Certification, Comparison, FileDigest, Level, RuntimeCertification
@@ -252,10 +252,6 @@ def _compared(
 
 def _activations(model: LoadedModel) -> tuple[Point, ...]:
     """Where a model gets noise: the activations of what may be MLP blocks."""
-    plan, made = make_plan(model.proto, Options(), partial(read_tensor, model)), Side.of(model).main.producer.keys()
+    plan = make_plan(model.proto, Options(), partial(read_tensor, model))
     found = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
-    return tuple(
-        Point(block.output, (), block.coarsest, argument=block.gate)
-        for block in found
-        if not block.path and {block.output, block.gate} <= made
-    )
+    return tuple(Point(block.output, block.path, block.coarsest, argument=block.gate) for block in found)

@@ -22,7 +22,7 @@ import onnx
 
 from rewriter.arrays import Array, tensors_of
 from rewriter.errors import UsageError, ValidationError
-from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
+from rewriter.evaluate.arithmetic import Floats, Unsupported, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, with_norms_apart
@@ -151,6 +151,7 @@ def run_model(
     flows: list[list[dict[str, Any]]] = [[dict(case.feeds) for case in cases] for _ in ways]
     runs = {way: Ran() for way in ways}
     kept, skipped = list(cases), list[str]()
+    by_case: list[list[Any]] = [kept, *flows]
     for number, part in enumerate(cuts):
         later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*wanted}
         for place, (way, flow) in enumerate(zip(ways, flows, strict=True)):
@@ -159,10 +160,8 @@ def run_model(
             # Only the first way may refuse a case: one that another way refuses is an error, not an invalid input.
             refused = _run_part(side, part, way, runs[way], flow, wanted, over, may_refuse=may_refuse and not place)
             skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
-            for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
-                del kept[index]
-                for other in flows:
-                    del other[index]
+            for every in by_case:
+                every[:] = [each for index, each in enumerate(every) if index not in refused]
             for values in flow:
                 for name in values.keys() - later:
                     del values[name]
@@ -321,9 +320,7 @@ _REFUSED = re.compile("Quant|Integer|QLinear|Random|Multinomial|Bernoulli|Hardma
 def _array(value: object) -> object:
     if isinstance(value, list):
         return [_array(each) for each in value]
-    if isinstance(value, Value):
-        return value.entries
-    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value) else value
+    return Floats().lift(value).entries if is_float(value) else value
 
 
 def open_reference(model: LoadedModel) -> Callable[[Mapping[str, Array]], dict[str, Array]]:

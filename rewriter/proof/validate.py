@@ -361,9 +361,7 @@ def _noise(certificate: Certificate, claims: Sequence[Claim], side: Side) -> Ite
         if key_of(node) in EXPERTS:
             yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
     for each in claims:
-        made = side.views[each.path].producer.keys() if each.path in side.views else ()
-        if each.output in made and each.gate in made:
-            yield Point(each.output, each.path, each.elem_type, argument=each.gate)
+        yield Point(each.output, each.path, each.elem_type, argument=each.gate)
 
 
 def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
