@@ -130,25 +130,17 @@ class Walk:
         if not isinstance(value, Value):
             numbers = np.asarray(value)  # one number may be none of numpy's arrays
             return self._number(numbers[index]) if is_float(numbers) else ex.constant(int(numbers[index]))
-        ends = self._ends is None or name in self._ends
-        leaf = self._leaves.get(int(value.entries[index])) if ends else None
-        if node is None:
-            if leaf is None:
-                raise NotAFunction(f"it reads the input {name}")
-            return leaf
-        if leaf is None:
-            try:
-                return self._behind(node, name, index)
-            except NotAFunction:
-                leaf = self._shifted(int(value.entries[index]))
-                if leaf is None:
-                    raise
-                return leaf
-        if self._goes_on(node, index):
+        ends, entry = self._ends is None or name in self._ends, int(value.entries[index])
+        leaf = self._leaves.get(entry) if ends else None
+        if node is not None and (leaf is None or self._goes_on(node, index)):
             try:  # Clip(y), or 1 times it, may happen to be y in the field: there is a y behind it
                 return self._behind(node, name, index)
             except NotAFunction:
-                pass
+                leaf = leaf or self._shifted(entry)
+                if leaf is None:
+                    raise
+        if leaf is None:
+            raise NotAFunction(f"it reads the input {name}")
         return leaf
 
     def _number(self, number: Any) -> Expression:
