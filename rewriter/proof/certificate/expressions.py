@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,20 +61,14 @@ class Expression:
         return self.operator == "constant"
 
 
-_KNOWN: dict[tuple[str, tuple[Expression, ...], object], Expression] = {}
-
-
-def symbol(operator: str, operands: tuple[Expression, ...] = (), value: fmpq | int | Line | None = None) -> Expression:
+@cache
+def symbol(operator: str, operands: tuple[Expression, ...], value: fmpq | int | Line | None, /) -> Expression:
     """The one node with these contents; the functions below fold what they can before they ask for it."""
-    key = (operator, operands, value)
-    found = _KNOWN.get(key)
-    if found is None:
-        total = all(each.total for each in operands) and (operator not in ("/", "sqrt") or operands[-1].positive)
-        signs = [each.positive for each in operands[operator == "where" :]]
-        positive = operator in _ABOVE_0 or (isinstance(value, fmpq) and value > 0)
-        positive = positive or (operator in ("+", "*", "/", "where", "sqrt") and all(signs))
-        found = _KNOWN[key] = Expression(operator, operands, value, total, positive)
-    return found
+    total = all(each.total for each in operands) and (operator not in ("/", "sqrt") or operands[-1].positive)
+    signs = [each.positive for each in operands[operator == "where" :]]
+    positive = operator in _ABOVE_0 or (isinstance(value, fmpq) and value > 0)
+    positive = positive or (operator in ("+", "*", "/", "where", "sqrt") and all(signs))
+    return Expression(operator, operands, value, total, positive)
 
 
 def rational(number: float | Fraction | fmpq) -> fmpq:
@@ -83,8 +77,7 @@ def rational(number: float | Fraction | fmpq) -> fmpq:
         return number
     if isinstance(number, float) and not math.isfinite(number):
         raise NotAFunction(f"{number} is not a number that can be computed with")
-    numerator, denominator = number.as_integer_ratio()
-    return fmpq(numerator, denominator)
+    return fmpq(*number.as_integer_ratio())
 
 
 def constant(number: float | Fraction | fmpq) -> Expression:
@@ -92,16 +85,16 @@ def constant(number: float | Fraction | fmpq) -> Expression:
     value = rational(number)
     if max(int(part).bit_length() for part in (value.p, value.q)) > _MOST_BITS:
         raise NotAFunction("a constant is too long to be computed with")
-    return symbol("constant", value=value)
+    return symbol("constant", (), value)
 
 
 def leaf(number: int) -> Expression:
     """A tensor that the expression is a function of."""
-    return symbol("leaf", value=number)
+    return symbol("leaf", (), number)
 
 
-VARIABLE = symbol("variable")  # the pre-activation y
-PI = symbol("pi")
+VARIABLE = symbol("variable", (), None)  # the pre-activation y
+PI = symbol("pi", (), None)
 ZERO, ONE, HALF = constant(0), constant(1), constant(fmpq(1, 2))
 
 
@@ -116,7 +109,7 @@ def add(a: Expression, b: Expression) -> Expression:
         return constant(x + y)
     if a.total and b is neg(a):
         return ZERO
-    return b if a is ZERO else a if b is ZERO else symbol("+", (a, b))
+    return b if a is ZERO else a if b is ZERO else symbol("+", (a, b), None)
 
 
 def sub(a: Expression, b: Expression) -> Expression:
@@ -136,7 +129,7 @@ def mul(a: Expression, b: Expression) -> Expression:
         return constant(x * y)
     if (a is ZERO and b.total) or (b is ZERO and a.total):
         return ZERO
-    return b if a is ONE else a if b is ONE else symbol("*", (a, b))
+    return b if a is ONE else a if b is ONE else symbol("*", (a, b), None)
 
 
 def div(a: Expression, b: Expression) -> Expression:
@@ -146,12 +139,12 @@ def div(a: Expression, b: Expression) -> Expression:
         raise NotAFunction("a division by 0")
     if x is not None and y is not None:
         return constant(x / y)
-    return a if b is ONE else symbol("/", (a, b))
+    return a if b is ONE else symbol("/", (a, b), None)
 
 
 def apply(function: str, a: Expression) -> Expression:
     """A member of `FUNCTIONS` of a."""
-    return symbol(function, (a,))
+    return symbol(function, (a,), None)
 
 
 def sigmoid(a: Expression) -> Expression:
@@ -169,7 +162,7 @@ def where(x: Expression, a: Expression, b: Expression) -> Expression:
     number = _number(x)
     if (a is b and x.total) or (number is not None and number >= 0):
         return a
-    return b if number is not None else symbol("where", (x, a, b))
+    return b if number is not None else symbol("where", (x, a, b), None)
 
 
 def maximum(a: Expression, b: Expression) -> Expression:
@@ -240,7 +233,7 @@ def on_piece(*roots: Expression, low: fmpq, high: fmpq) -> tuple[list[Expression
         line = _line(part, [each.value for each in operands if isinstance(each.value, tuple)])
         condition = operands[0].value if part.operator == "where" else None
         if line is not None:
-            made[part] = symbol("line", value=line)
+            made[part] = symbol("line", (), line)
         elif isinstance(condition, tuple):
             first, last = (condition[0] * end + condition[1] for end in (low, high))
             if min(first, last) < 0 < max(first, last):
@@ -248,7 +241,7 @@ def on_piece(*roots: Expression, low: fmpq, high: fmpq) -> tuple[list[Expression
             zeros |= {end for end, number in ((low, first), (high, last)) if number == 0 != condition[0]}
             made[part] = operands[1 if min(first, last) >= 0 else 2]
         else:
-            made[part] = symbol(part.operator, operands)
+            made[part] = symbol(part.operator, operands, None)
     return [made[root] for root in roots], zeros
 
 

@@ -336,10 +336,8 @@ def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
         if name not in known:
             listed = ", ".join(quoted(each) for each in known if each not in defaults)
             raise UsageError(f"{told}: the model has no input {quoted(name)}; its inputs are {listed}")
-        group = cases.setdefault(case, {})
-        if name in group:
-            raise UsageError(f"{told}: input {quoted(name)} is given twice")
-        group[name] = _fitted(f"{told}: input {quoted(name)}", np.asarray(array), known[name])
+        fitted = _fitted(f"{told}: input {quoted(name)}", np.asarray(array), known[name])
+        cases.setdefault(case, {})[name] = fitted
     if not cases:
         raise UsageError(f"{told}: there are no arrays")
     needed = [name for name in known if name not in defaults]

@@ -350,7 +350,7 @@ def wide(
             made[part] = part
         else:
             build = ex.BUILDERS.get(part.operator)
-            made[part] = build(*operands) if build else ex.symbol(part.operator, operands)
+            made[part] = build(*operands) if build else ex.symbol(part.operator, operands, None)
     return made[expression]
 
 
