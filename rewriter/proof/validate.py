@@ -8,7 +8,9 @@ rule of `rewriter.proof.rule`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from math import hypot, nan
@@ -232,16 +234,13 @@ class Judge:
         """The longest sequence that the rewritten model runs on, below the longest generated one; 0 for none."""
         maker = Maker(self.original.proto, dims=self.settings.dims)
         way = Way(self.settings.providers[0], optimise=False)
-        taken, refused = 0, _LONGEST if Kind.SEQUENCE in maker.varied else 1
-        while refused - taken > 1:
-            length = (taken + refused) // 2
-            case = maker.case((1, length, 0))
-            try:
-                ran = self._run(new, [case], [way], may_refuse=True)
-            except ValidationError:  # it does not load
-                return 0
-            taken, refused = (length, refused) if ran.cases else (taken, length)
-        return taken
+
+        def refuses(length: int) -> bool:
+            return not self._run(new, [maker.case((1, length, 0))], [way], may_refuse=True).cases
+
+        with suppress(ValidationError):  # it does not load
+            return bisect_left(range(1, _LONGEST if Kind.SEQUENCE in maker.varied else 1), True, key=refuses)
+        return 0
 
     def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
         return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)

@@ -60,10 +60,8 @@ class _Side:
 
     def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:
         """The number of leading axes up to the last one that varies, and how many rows there are at each point."""
-        if not all(name in shapes for shapes in self.shapes):
-            return None
-        shapes = [shapes[name] for shapes in self.shapes]
-        if len({len(shape) for shape in shapes}) > 1:
+        shapes = [each[name] for each in self.shapes if name in each]
+        if len(shapes) < len(self.shapes) or len({*map(len, shapes)}) > 1:
             return None
         varying = [axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
         count = max(varying, default=-1) + 1

@@ -9,8 +9,7 @@ import mpmath
 import pytest
 from flint import fmpq
 
-from rewriter.proof.certificate.arithmetic import Undecided
-from rewriter.proof.certificate.bounds import _Search, bound, precision
+from rewriter.proof.certificate.bounds import Undecided, _Search, bound, precision
 from rewriter.proof.certificate.expressions import (
     HALF,
     ONE,

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewriter.proof.certificate import bounds
-from rewriter.proof.certificate.arithmetic import Intervals, Taylor, Undecided, evaluate
-from rewriter.proof.certificate.bounds import Bound, _Search, bound
+from rewriter.proof.certificate.bounds import Bound, Intervals, Taylor, Undecided, _Search, bound, evaluate
 from rewriter.proof.certificate.expressions import (
     HALF,
     ONE,
