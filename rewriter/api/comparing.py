@@ -234,7 +234,9 @@ def _compared(
     if result.signature:
         return replace(result, seconds=run.seconds())
     with run.step("plan", "finding activations"):
-        points = _activations(a)
+        found = make_plan(a.proto, Options(), partial(read_tensor, a))
+        blocks = [each.block for each in found.conversions] + [each.block for each in found.left if each.block]
+        points = [Point(each.output, each.path, each.coarsest, argument=each.gate) for each in blocks]
     with run.step("validate", "proving"):
         plan = stated(b.proto, asked.accuracy)
         proof = Judge(
@@ -248,10 +250,3 @@ def _compared(
     texts = (f"nothing could be compared: output {name}, since {why}" for name in empty)
     result = replace(result, proof=proof, tolerance=asked.tolerance, undecided=(*proof.uncompared, *texts))
     return replace(result, notes=(*plan.notes, *proof.notes), seconds=run.seconds())
-
-
-def _activations(model: LoadedModel) -> tuple[Point, ...]:
-    """Where a model gets noise: the activations of what may be MLP blocks."""
-    plan = make_plan(model.proto, Options(), partial(read_tensor, model))
-    found = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
-    return tuple(Point(block.output, block.path, block.coarsest, argument=block.gate) for block in found)
