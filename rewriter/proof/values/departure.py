@@ -78,16 +78,14 @@ class Departure:
         return f"{self.node} computes from {names} something that A does not compute{ours}"
 
     def lines(self) -> list[str]:
-        found = [f"first difference: {self.first}"] if self.first else []
-        renamed = [f"{quoted(b)} is {quoted(a)} in A" for b, a in self.operands if a != b]
-        if renamed:
-            found.append(f"its operands: {', '.join(renamed)}")
-        if self.rearranged:
-            found.append(f"the same entries in another order or shape: {_listed(self.rearranged)}")
-        if self.constants:
-            found.append(f"constants that A does not have: {_listed(self.constants)}")
-        if self.missing:
-            found.append(f"first node of A without a partner: {self.missing}")
+        told = {
+            "first difference": self.first,
+            "its operands": ", ".join(f"{quoted(b)} is {quoted(a)} in A" for b, a in self.operands if a != b),
+            "the same entries in another order or shape": _listed(self.rearranged),
+            "constants that A does not have": _listed(self.constants),
+            "first node of A without a partner": self.missing,
+        }
+        found = [f"{what}: {text}" for what, text in told.items() if text]
         found += self.outputs if self.node is not None else self.outputs[1:]
         found.append(f"{self.matched:,} of {counted(self.of, 'tensor')} of B have the values of a tensor of A")
         found += [each.text() for each in self.regions]
@@ -120,7 +118,7 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Kept) -> 
             break
         a, replaced = best
     last = departure(a, b, planted=replaced)
-    return replace(first, regions=last.regions, regions_in_all=last.regions_in_all) if replaced else first
+    return replace(first, regions=last.regions, regions_in_all=last.regions_in_all)
 
 
 def _proposals(a: _Graph, b: _Graph) -> list[tuple[str, str]]:

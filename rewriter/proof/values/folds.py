@@ -217,9 +217,7 @@ class _ConstantIndex:
     """A's constants and factors, indexed for look-ups by one quotient."""
 
     def __init__(self, program: Program, constants: Mapping[str, Array], computed: Mapping[str, Array]) -> None:
-        self._computed: dict[tuple[int, ...], list[tuple[str, Array]]] = {}
-        for name, x in computed.items():
-            self._computed.setdefault(x.shape, []).append((name, x))
+        self._computed = computed
         self._weights: dict[tuple[int, ...], list[tuple[str, Array]]] = {}
         for name, x in constants.items():
             for view, how in zip(_views(x), ("", "transposed "), strict=False):
@@ -263,7 +261,7 @@ class _ConstantIndex:
         return found
 
     def find(self, y: Array) -> Fold | None:
-        for name, x in self._computed.get(y.shape, ()):
+        for name, x in ((name, x) for name, x in self._computed.items() if x.shape == y.shape):
             alike = _near(x[_sample(x.shape)], y[_sample(y.shape)], _unit(np.abs(y).max()))
             if alike and _near(x, y, self._units_of(name, x)):
                 return Fold(f"{quoted(name)}, computed", _lifted(x))
