@@ -58,10 +58,7 @@ def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusa
             if other is None or not ours.elem_type or not other.elem_type:
                 continue
             sizes = [[dim for dim in kind.shape or () if isinstance(dim, int)] for kind in (ours, other)]
-            if ours.elem_type != other.elem_type:
-                kinds = f"{elem_name(other.elem_type)} instead of {elem_name(ours.elem_type)}"
-                yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {kinds}")
-            elif what == "input" and sizes[0] != sizes[1]:
+            if ours.elem_type != other.elem_type or (what == "input" and sizes[0] != sizes[1]):
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -154,8 +154,8 @@ class _Affine:
             return self.of(Floats(), constants[self.data], constants)
 
         text, every = f"{spelling} through {one_line(label(self._node), 120)}", {**self._constants, self.data: given}
-        exact = self.of(Floats(), given.astype(np.float64))
-        return _Vector(text, lambda f: self.of(f, f.lift(given).entries), exact, _units(values, every))
+        exact, units = self.of(Floats(), given.astype(np.float64)), _units(values, every, [[name] for name in every])
+        return _Vector(text, lambda f: self.of(f, f.lift(given).entries), exact, units)
 
 
 def _outcome(
@@ -169,14 +169,18 @@ def _outcome(
     return np.asarray(made.entries if isinstance(made, Value) else made)
 
 
-def _units(values: Callable[[Mapping[str, Array]], Array], constants: Mapping[str, Array]) -> Array:
-    """Entry by entry, how much values of constants change if each of these changes in its last place, at random."""
+def _units(
+    values: Callable[[Mapping[str, Array]], Array], constants: Mapping[str, Array], groups: Sequence[Collection[str]]
+) -> Array:
+    """Entry by entry, how much values change with the last places of constants, at random: the sum over groups."""
     known = {name: x.astype(np.float64) if is_float(x) else x for name, x in constants.items()}
-    start, terms = values(known), list[Any]()
-    random = np.random.default_rng(start.size)
-    for _ in range(_DIRECTIONS):
-        nudges = ((name, _NUDGE * random.choice((-1, 1), x.shape)) for name, x in known.items() if is_float(x))
-        terms.append(sum(np.abs(values({**known, name: known[name] * (1 + nudge)}) - start) for name, nudge in nudges))
+    start, terms, random = values(known), list[Any](), np.random.default_rng(len(known))
+    for _ in range(max(_DIRECTIONS // len(groups), 1)):
+        nudges = {name: 1 + _NUDGE * random.choice((-1, 1), x.shape) for name, x in known.items() if is_float(x)}
+        changed = (
+            {n: x * nudges[n] if n in nudges and n in group else x for n, x in known.items()} for group in groups
+        )
+        terms.append(sum(np.abs(values(each) - start) for each in changed))
     return np.asarray(_unit(np.maximum(np.max(terms, 0) / _NUDGE, np.abs(start))))
 
 
@@ -281,7 +285,7 @@ class _ConstantIndex:
         read = {each for node in nodes for each in node.input if each in self._known}
         given = {each: self._known[each] for each in read.difference(*(node.output for node in nodes))}
         try:
-            return _units(lambda constants: _outcome(self._program, Floats(), nodes, constants, name), given)
+            return _units(lambda known: _outcome(self._program, Floats(), nodes, known, name), given, [given])
         except Unsupported:
             return np.asarray(_unit(np.abs(x)))
 
