@@ -189,9 +189,9 @@ def total(terms: Sequence[Expression]) -> Expression:
     return reduce(add, terms)
 
 
-def softmax(logits: Sequence[Expression], most: Expression | None = None) -> list[Expression]:
-    """The weights exp(l_i - most) / sum_j exp(l_j - most), which overflow nowhere: by default most is the largest."""
-    most = most or reduce(maximum, logits)
+def softmax(logits: Sequence[Expression]) -> list[Expression]:
+    """The weights exp(l_i - max l) / sum_j exp(l_j - max l), which overflow nowhere."""
+    most = reduce(maximum, logits)
     powers = [apply("exp", sub(logit, most)) for logit in logits]
     whole = total(powers)
     return [div(each, whole) for each in powers]

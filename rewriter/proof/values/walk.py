@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any
 
@@ -335,17 +335,15 @@ def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expre
 # -- what the symbols mean -------------------------------------------------------------------------------------------
 
 
-def wide(
-    expression: Expression, values: Mapping[Expression, Expression] | None = None, *, first: bool = False
-) -> Expression:
-    """The expression with softmax less the largest score, or less the `first` one; leaves replaced."""
+def wide(expression: Expression, values: Mapping[Expression, Expression] | None = None) -> Expression:
+    """The expression for ball arithmetic: softmax less the largest score; leaves replaced."""
     made: dict[Expression, Expression] = {}
     for part in ordered(expression):
         operands = tuple(made[each] for each in part.operands)
         if values and part in values:
             made[part] = values[part]
         elif part.operator == "softmax":
-            made[part] = ex.softmax(operands, operands[0] if first else None)[int(str(part.value))]
+            made[part] = ex.softmax(operands)[int(str(part.value))]
         elif not operands:
             made[part] = part
         else:
@@ -356,13 +354,20 @@ def wide(
 
 def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, Array]) -> Array:
     """The expression at residues, entry by entry; softmax less its first score."""
-    expression, made = wide(expression, first=True), dict[Expression, Any](leaves)
+    made: dict[Expression, Any] = {**leaves}
+    weights: dict[tuple[Expression, ...], list[Array]] = {}
     for part in ordered(expression):
         if part in made:
             continue
         operands = [made[each] for each in part.operands]
         if part.operator == "where" and _unreached(field, part):
             made[part] = operands[1]
+        elif part.operator == "softmax":
+            if part.operands not in weights:
+                powers = [field.exp(field.sub(each, operands[0])) for each in operands]
+                whole = field.inv(reduce(field.add, powers))
+                weights[part.operands] = [field.mul(each, whole) for each in powers]
+            made[part] = weights[part.operands][int(str(part.value))]
         elif part.constant or part in _IRRATIONAL:
             made[part] = _number_in(field, part)
         else:
