@@ -201,6 +201,15 @@ class Dataflow:
         nodes = (index for index in inside if not self.facts.keys().isdisjoint(self._view.nodes[index].output))
         return ActivationRegion(output, leaves, tuple(sorted(nodes)))
 
+    def behind_affine(self, region: ActivationRegion) -> ActivationRegion | None:
+        """The region without a first node that shifts or scales its one leaf by a scalar; None without such a node."""
+        leaf, *others = region.leaves
+        readers = [node for node in (self._view.nodes[index] for index in region.nodes) if leaf in node.input]
+        if others or len(readers) != 1 or self.facts[made := readers[0].output[0]].nonlinear or made == region.output:
+            return None
+        self.values[made] = replace(self.leaf(leaf), leaves=(made,))
+        return self.region(region.output, (made,))
+
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         for name in reads(node) if subgraphs(node) else ():
             if self.leaf(name).operators and _outputs_activation_of(node, {name}):
@@ -534,6 +543,10 @@ class Finder:
         return blocks, tuple(each for each in found if isinstance(each, Left))
 
     def _candidate(self, output: str, region: ActivationRegion, sinks: Operators) -> Block | Left:
+        shorter: ActivationRegion | None = region
+        while shorter and isinstance(self._identifier.identify(shorter), Unknown):
+            shorter = self._flow.behind_affine(shorter)
+        region = shorter or region
         leaves = region.leaves
         first = self._flow.operators_of(leaves)
         identified = self._named(region)

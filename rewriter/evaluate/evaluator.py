@@ -426,7 +426,8 @@ class Evaluator:
         drawn = [np.asarray(x.entries / f.p * 2 - 1, np.float32) if isinstance(x, Value) else x for x in operands]
         texts = [isinstance(x, np.ndarray) and x.dtype.kind in "OUS" for x in operands]
         entries = (x if x is None or text else f.lift(x).entries for x, text in zip(operands, texts, strict=True))
-        name = "opaque", self.opsets.get(domain), key_on(call.node, entries)
+        whole = tuple(isinstance(x, Value) and x.whole for x in operands)
+        name = "opaque", self.opsets.get(domain), whole, key_on(call.node, entries)
         if domain in (*DOMAINS, *_OTHER_DOMAINS):
             made = list(self.program.kernels.run(call.node, drawn))
         elif any((x.domain, x.name) == (call.node.domain, call.kind) for x in self.program.proto.functions):

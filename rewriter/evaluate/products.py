@@ -29,6 +29,10 @@ _BLOCK_OF_8, _BLOCKED = (
 # -- matrices ---------------------------------------------------------------------------------------------------------
 
 
+def _whole(*operands: Any) -> bool:
+    return all(x.whole if isinstance(x, Value) else x.dtype.kind in "biu" for x in operands)
+
+
 def _has_masks(call: Call, x: Any) -> bool:
     if isinstance(x, Value):
         return x.masks is not None
@@ -63,7 +67,7 @@ def matmul(call: Call, x: Any, y: Any) -> Value:
     row, column = x.ndim == 1, y.ndim == 1
     x = call.move(x, lambda t: t[None]) if row else x
     y = call.move(y, lambda t: t[:, None]) if column else y
-    made = Value(call.f.matmul(x, y), _masks_of_product(call, x, y))
+    made = Value(call.f.matmul(x, y), _masks_of_product(call, x, y), whole=_whole(x, y))
     return call.move(made, lambda t: np.squeeze(t, (-2,) * row + (-1,) * column)) if row or column else made
 
 
@@ -124,7 +128,7 @@ def _einsum(call: Call, *operands: Any) -> Value:
         product = f.matmul(left, Value(arranged(other, right, batch, inner, columns)))
         term = batch + rows + columns
         made = product.reshape([sizes.get(label, 1) for label in term])
-    return Value(arranged(made, term, *result))
+    return Value(arranged(made, term, *result), whole=_whole(*operands))
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------

@@ -43,12 +43,12 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
         entries = np.where(f.sign(entries) < 0, f.neg(entries), entries)
     total = f.total(entries, places, keepdims=keep)
     if kind == "ReduceMean":
-        return Value(f.mul(total, f.rational(Fraction(1, math.prod(x.shape[axis] for axis in places)))))
+        return call.typed(f.mul(total, f.rational(Fraction(1, math.prod(x.shape[axis] for axis in places)))), x)
     if kind == "ReduceL2":
-        return Value(f.sqrt(total))
+        return call.typed(f.sqrt(total), x)
     exponentials = places and x.origin and x.origin[0] == "exp"
     made = Value(total, origin=("sumexp", x.origin[1], places, keep) if exponentials else None, whole=x.whole)
-    return call.apply("Log", made) if kind == "ReduceLogSum" else made
+    return call.typed(call.apply("Log", made).entries, x) if kind == "ReduceLogSum" else made
 
 
 def _product(call: Call, x: Value) -> Value:
@@ -59,7 +59,7 @@ def _product(call: Call, x: Value) -> Value:
 
 def _log_sum_exp(call: Call, x: Value) -> Value:
     anchor, _, total = _exponentials(call, x)
-    return Value(call.f.add(anchor, call.f.log(total))[..., 0])
+    return call.typed(call.f.add(anchor, call.f.log(total))[..., 0], x)
 
 
 def _extreme(call: Call, x: Value) -> Any:
@@ -158,6 +158,7 @@ def _top_k(call: Call, x: Value, k: Any = None) -> Any:
     else:
         rank = np.argsort(order, axis=axis, kind="stable")
     index = np.take(rank, np.arange(count), axis=axis).astype(np.int64)
+    index = index if call.get("sorted", 1) else np.sort(index, axis)  # of no order that another operator has
     return call.move(x, lambda t: np.take_along_axis(t, index, axis)), index
 
 

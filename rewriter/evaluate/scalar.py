@@ -69,7 +69,7 @@ def div(call: Call, x: Any, y: Any) -> Any:
     entries = f.div(x.entries, y.entries.flat[0] if same else y.entries)
     entries = np.broadcast_to(entries, np.broadcast_shapes(x.shape, y.shape))
     if x.whole and y.whole:
-        return Value(f.odd("truncated", entries), whole=True)
+        return call.typed(entries, x, y)
     masks = None if x.masks is None or not positive else np.broadcast_to(x.masks, entries.shape)
     return Value(entries, masks)
 
@@ -84,8 +84,8 @@ def _pow(call: Call, x: Any, exponent: Any) -> Any:
             base = f.sqrt(x.entries) if root else x.entries
             entries = f.power(base, int(abs(2 * n if root else n)))
             entries = np.broadcast_to(f.inv(entries) if n < 0 else entries, shape)
-            return Value(entries, whole=x.whole and n >= 0 and not root)
-    return Value(f.function("pow", *np.broadcast_arrays(x.entries, call.entries(exponent))))
+            return call.typed(entries, x) if root or n < 0 else Value(entries, whole=x.whole)
+    return call.typed(f.function("pow", *np.broadcast_arrays(x.entries, call.entries(exponent))), x)
 
 
 @elementwise("Exp")

@@ -73,6 +73,11 @@ class Call:
         """A float attribute, which ONNX stores in float32, as an entry."""
         return self.f.lift(np.float32(value)).entries[()]
 
+    def typed(self, entries: Array, *operands: Value) -> Value:
+        """What an operator makes of operands whose type it keeps: of integers, the integers next to it towards 0."""
+        whole = all(each.whole for each in operands)
+        return Value(self.f.odd("truncated", entries) if whole else entries, whole=whole)
+
     def move(self, x: Any, function: Callable[[Array], Array]) -> Any:
         """Data movement: the same for entries, for what is known of each of them, and for plain arrays."""
         if not isinstance(x, Value):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import onnx
 
@@ -57,8 +58,12 @@ def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusa
             ours, other = type_of(value.type), theirs.get(value.name)
             if other is None or not ours.elem_type or not other.elem_type:
                 continue
-            sizes = [[dim for dim in kind.shape or () if isinstance(dim, int)] for kind in (ours, other)]
-            if ours.elem_type != other.elem_type or (what == "input" and sizes[0] != sizes[1]):
+            # Some exporters write -1 or 0 for a dynamic dimension; of an unknown rank any axis is.
+            shapes = (each.shape or () for each in (ours, other))
+            fixed = ([dim if isinstance(dim, int) and dim > 0 else None for dim in shape] for shape in shapes)
+            missing = None if None in (ours.rank, other.rank) else 0
+            apart = what == "input" and any(one != two for one, two in zip_longest(*fixed, fillvalue=missing))
+            if apart or ours.elem_type != other.elem_type:
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
 
 

@@ -261,7 +261,8 @@ class Maker:
                 made = number % 2 == 0 if np.prod(shape) == 1 else random.integers(0, 2, shape) == 1
             case Role.MASK:
                 # A bounded cache accepts new tokens without padding only.
-                made = _mask(spec, shape, kinds[Kind.PAST if any(each.least for each in self.specs) else Kind.TOTAL])
+                most = kinds[Kind.PAST if any(each.least for each in self.specs) else Kind.TOTAL]
+                made = _mask(spec, shape, most, number)
             case Role.POSITIONS:
                 made = kinds[Kind.PAST] + np.arange((shape or (1,))[-1])
                 made = made if spec.rows is None else np.minimum(made, spec.rows - 1)
@@ -286,19 +287,19 @@ def _id_bound(spec: InputSpec) -> int:
     return min(most, int(np.iinfo(spec.dtype.name).max) + 1) if spec.dtype.kind in "iu" else most
 
 
-def _mask(spec: InputSpec, shape: tuple[int, ...], most: int) -> NDArray[np.bool_]:
+def _mask(spec: InputSpec, shape: tuple[int, ...], most: int, number: int) -> NDArray[np.bool_]:
     """True at tokens: the last row of a batch is padded at its end, by a third but at most `most`.
 
-    With three rows or more, the second one is padded at its start. Audio is padded at the end only: models halve its
-    length repeatedly, and with it the length of the mask.
+    With three rows or more, the second one is padded at its start; the second of two is in every other case. Audio is
+    padded at the end only: models halve its length repeatedly, and with it the length of the mask.
     """
     mask, sound = np.ones(shape, np.bool_), spec.kinds[-1:] in {(Kind.FRAMES,), (Kind.SAMPLES,)}
     if len(shape) < 2 or min(shape[0], shape[-1]) < 2 or spec.kinds[0] is not Kind.BATCH:
         return mask
     padding = min(max(shape[-1] // 3, 1), most)
     mask[-1, ..., shape[-1] - padding :] = False
-    if shape[0] > 2 and not sound:
-        mask[1, ..., :padding] = False
+    if (shape[0] > 2 or number % 2) and not sound:
+        mask[1], mask[1, ..., :padding] = True, False
     return mask
 
 

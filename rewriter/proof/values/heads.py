@@ -43,7 +43,8 @@ from rewriter.evaluate.arithmetic import (
 )
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
-from rewriter.evaluate.table import ELEMENTWISE
+from rewriter.evaluate.scalar import BROADCAST
+from rewriter.evaluate.table import ELEMENTWISE, MOVES
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes, reached, subgraphs
@@ -86,8 +87,8 @@ _LEAST_MASK = -200
 UNLIMITED = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 """Linear layers and norms, which may compute every number."""
 _LINEAR = ("Cast", "Identity", "Add")
-_SCALES = ("Mul", "Div", "Neg", "Cast", "Identity")
-_MEETING = ("Softmax", "QuantizeLinear", "LayerNormalization", "Einsum")
+_AFFINE = ("Mul", "Div", "Neg", "Cast", "Identity", "Add", "Sub")
+_MEETING = {"Softmax", "QuantizeLinear", "LayerNormalization", "BatchNormalization", "Einsum"} | MOVES - SAME_NUMBERS
 _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear")
 _ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
 _WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 1), "QLinearMatMul": 3}
@@ -340,25 +341,26 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
             axis, *ends, axes = found
             yield _Layer(data, weight, axis, None if axes > len(ends) else np.moveaxis(weight, ends, (0, 1)))
             return
-    if kind in _MEETING and isinstance(values.get(node.input[0]), Value):
-        yield _Layer(node.input[0], kind)
+    given = [values.get(name) for name in node.input]
+    if kind in _MEETING or (kind in BROADCAST and any(isinstance(x, np.ndarray) and x.size > 1 for x in given)):
+        yield from (_Layer(name, kind) for name, x in zip(node.input, given, strict=True) if isinstance(x, Value))
     place = _WEIGHTS.get(kind)
-    if place is None or len(node.input) <= place or attributes.get("transA"):
+    if place is None or len(node.input) <= place:
         return
-    for weights, operand in ((place, 0), (0, place))[: 1 + (kind == "MatMul")]:
-        weight, data = values.get(node.input[weights]), node.input[operand]
+    for weights, operand in ((place, 0), (0, place))[: 1 + (kind in PRODUCTS)]:
+        weight, data, x = given[weights], node.input[operand], given[operand]
+        turned, apart = (attributes.get(each) for each in ("transB", "transA")[:: 1 if weights else -1])
         if isinstance(weight, Value):  # such as the rows of a table that an input chooses
             weight = weight.entries
-        if not isinstance(values.get(data), Value) or not isinstance(weight, np.ndarray):
+        if apart or not isinstance(x, Value) or not isinstance(weight, np.ndarray):
             continue
         while (maker := run.makers.get(data)) is not None and maker.op_type in _QUANTISERS:
             data = maker.input[0]
         if kind not in _ROWS or weight.ndim < 2:
             yield _Layer(data, weight, 1 if kind == "Conv" else -1)
-        elif operand == 0:
-            yield _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
-        elif values[node.input[operand]].ndim > 1:
-            yield _Layer(data, weight, -2, np.swapaxes(weight, -1, -2))
+        elif operand == 0 or x.ndim > 1:
+            matrix = weight if bool(turned) != (operand == 0) else np.swapaxes(weight, -1, -2)
+            yield _Layer(data, weight, -1 if operand == 0 else -2, matrix)
 
 
 class _Reader(Replacing):
@@ -441,10 +443,15 @@ class _Reader(Replacing):
         return leaves if few and real and leaves != [name] else None
 
     def _is_leaf(self, name: str) -> bool:
-        """Whether B has a tensor, and not also the one that it is a multiple of, which its heads may read too."""
-        node = self.makers.get(name)
-        operands = [] if node is None or node.op_type not in _SCALES else [*filter(self.depends, node.input)]
-        return self._partnered(name) and not (len(operands) == 1 and self._partnered(operands[0]))
+        """Whether B has a tensor, and not also one that it is an affine image of, which its heads may read too."""
+        found = self._partnered(name)
+        while found and (node := self.makers.get(name)) is not None and node.op_type in _AFFINE:
+            operands = [*filter(self.depends, node.input)]
+            if len(operands) != 1:
+                break
+            (name,) = operands
+            found = not self._partnered(name)
+        return found
 
     def _partnered(self, name: str) -> bool:
         """Whether B has a tensor too: then it is what both are functions of."""
@@ -544,6 +551,7 @@ def _multiplied(
     run: Kept, nodes: Iterable[onnx.NodeProto], layer: _Layer, n: int, place: Sequence[int]
 ) -> Iterator[tuple[str, Sequence[tuple[int, ...]]]]:
     """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
+    met = set[tuple[str, tuple[int, ...], int]]()  # entries that several nodes read are one term
     for node in nodes:
         for other in _layers(run, node, run.values):
             named = not isinstance(layer.weight, str) or other.data == layer.data
@@ -555,6 +563,9 @@ def _multiplied(
             else:
                 rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
             for front, k in rows:
+                if (other.data, front, k) in met:
+                    continue
+                met.add((other.data, front, k))
                 axis = range(len(shape))[other.axis]
                 lines = np.ndindex(*shape[:axis], 1, *shape[axis + 1 :])
                 spots = [(*at[:axis], k, *at[axis + 1 :]) for at in lines if _fits(shape, at[:-1], front)]

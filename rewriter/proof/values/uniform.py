@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import ChainMap, Counter
-from collections.abc import Container, Mapping, MutableMapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -80,9 +80,9 @@ class _Side:
         if node is None:
             default = self.weights.get(name)
             return _digest("input", name, None if default is None else default.tobytes())
-        return self._of_node(node, name, self.ids)
+        return self._of_node(node, name, ChainMap(self.ids))
 
-    def _of_node(self, node: onnx.NodeProto, name: str, numbers: MutableMapping[str, str]) -> str:
+    def _of_node(self, node: onnx.NodeProto, name: str, numbers: ChainMap[str, str]) -> str:
         (domain, kind), value = key_of(node), constant_of(node)
         if value is not None:
             constant = onnx.numpy_helper.to_array(value)
@@ -104,9 +104,10 @@ class _Side:
             return _digest(made, self._draws[made])
         return made
 
-    def _of_body(self, graph: onnx.GraphProto, numbers: MutableMapping[str, str]) -> list[str]:
-        """The numbers of the outputs of a body, which may read what is around it."""
-        inner = ChainMap({value.name: _digest("body input", place) for place, value in enumerate(graph.input)}, numbers)
+    def _of_body(self, graph: onnx.GraphProto, numbers: ChainMap[str, str]) -> list[str]:
+        """The numbers of the outputs of a body, which may read what is around it, inputs of other bodies too."""
+        inputs = [value.name for value in graph.input]
+        inner = numbers.new_child({name: _digest("body input", len(numbers.maps), k) for k, name in enumerate(inputs)})
         weights = self.program.weights(graph)
         inner.update((name, _digest("constant", *weights.described(name))) for name in weights)
         for node in graph.node:
