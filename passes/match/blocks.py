@@ -202,13 +202,15 @@ class Dataflow:
         return ActivationRegion(output, leaves, tuple(sorted(nodes)))
 
     def behind_affine(self, region: ActivationRegion) -> ActivationRegion | None:
-        """The region without a first node that shifts or scales its one leaf by a scalar; None without such a node."""
-        leaf, *others = region.leaves
-        readers = [node for node in (self._view.nodes[index] for index in region.nodes) if leaf in node.input]
-        if others or len(readers) != 1 or self.facts[made := readers[0].output[0]].nonlinear or made == region.output:
-            return None
-        self.values[made] = replace(self.leaf(leaf), leaves=(made,))
-        return self.region(region.output, (made,))
+        """The region without a first node that shifts or scales a leaf by a scalar; None without such a node."""
+        nodes = [self._view.nodes[index] for index in region.nodes]
+        for leaf in region.leaves:
+            made = [node.output[0] for node in nodes if leaf in node.input]
+            fact = self.facts[made[0]]
+            if len(made) == 1 and made != [region.output] and not fact.nonlinear and len(fact.leaves) == 1:
+                self.values[made[0]] = replace(self.leaf(leaf), leaves=(made[0],))
+                return self.region(region.output, tuple(made[0] if each == leaf else each for each in region.leaves))
+        return None
 
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         for name in reads(node) if subgraphs(node) else ():

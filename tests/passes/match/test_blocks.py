@@ -135,6 +135,21 @@ def test_a_constant_added_to_the_same_projection_is_part_of_the_function() -> No
     assert block.identified.label.startswith("clip(slope=1, offset=1,")
 
 
+@pytest.mark.parametrize(
+    ("text", "label", "leaves"),
+    [
+        ("a = Sub($0.5, y) s = Sigmoid(a) h = Mul(a, s)", "silu", ("a", "a")),
+        ("a = Mul(y, $-0.7) b = Add(a, $0.5) s = Sigmoid(b) h = Mul(b, s)", "silu", ("b", "b")),
+        ("a = Add(y, $0.5) s = Sigmoid(a) g = Mul(a, s) h = Mul(g, u)", "silu(gate) * value", ("a", "u")),
+    ],
+)
+def test_an_activation_of_a_projection_that_a_scalar_shifts(text: str, label: str, leaves: tuple[str, str]) -> None:
+    model = mlp(text, first="y = MatMul(x, W1)" + " u = MatMul(x, V1)" * ("u" in leaves))
+    block = only_block(model)
+    assert (block.identified.label, (block.gate, block.value)) == (label, leaves)
+    assert rewrite(model, fit=False).exit_status is ExitStatus.CONVERTED
+
+
 NORMALISED = {
     name: np.abs(values("b1")) * factor + 0.3
     for name, factor in zip(("ns", "nt", "nm", "nv"), (1, 2, 0.5, 1), strict=True)

@@ -108,6 +108,25 @@ def test_equal_functions_are_certified(name: str) -> None:
     assert found.worst <= 1e-12
 
 
+BEHIND = {
+    "a scale": "z = Mul(c1, h) out = MatMul(z, W2)",
+    "a bias": "z = Sub(h, c1) out = MatMul(z, W2)",
+    "channels turned": "t = Transpose(h) z = Transpose(t) out = MatMul(z, W2)",
+    "two parts": "p, q = Split<axis = -1>(h) z = Concat<axis = -1>(q, p) out = MatMul(z, W2)",
+    "the same layer twice": "p = MatMul(h, W2) q = MatMul(h, W2) z = Tanh(q) out = Add(p, z)",
+    "a product from the left": "a = Flatten(h) out = Gemm<transA = 1>(L, a)",
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_activations_are_read_in_front_of(name: str) -> None:
+    options: dict[str, Any] = {"second": BEHIND[name], "constants": {"L": np.eye(2)} if "L," in BEHIND[name] else {}}
+    options["inputs"] = "float[2, tokens, 4] x"
+    heads = "z1 = Mul(y, $1e13) s = Sigmoid(z1) h = Mul(s, {})"
+    assert of("h = Relu(y)", heads.format("y"), **options).certified
+    assert not of("h = Relu(y)", f"w = Mul(y, $1.001) {heads.format('w')}", **options).certified
+
+
 def where(condition: str, wrong: str = "Mul(r, $1.001)") -> str:
     """SiLU, times 1.001 where a condition on the input or its size holds."""
     return f"n = Neg(y) e = Exp(n) d = Add(e, $1.0) r = Div(y, d) w = {wrong} {condition} h = Where(c, w, r)"

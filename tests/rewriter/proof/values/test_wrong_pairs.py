@@ -23,6 +23,10 @@ _CHANCES = 8
 _TOKENS = "(float[batch,seq,4] x) => (float[batch,seq,4] out)"
 _PAIRS = "(float[batch,2] x) => (float[batch,2] out)"
 _IDS = "(int64[batch,seq] input_ids) => (float[batch,seq,4] out)"
+_MASKED = "(int64[batch,seq] ids, int64[batch,seq] mask) => (float[batch,4] out)"
+_INNER = """out, y = Scan<num_scan_inputs = 1, body = g (float[4] a, float[4] b) => (float[4] h, float[4] i) {
+    z = Neg(b) h, j = Scan<num_scan_inputs = 1, body = k (float[4] c, float d) => (float[4] e, float[4] f) {
+        r = Mul(c, d) e = Add(r, %s) f = Neg(e) }>(z, b) i = Neg(h) }>(u, x)"""
 _ONE = "(float[1,1] x) => (float[1,1] out)"
 _ROW = "(float[1,128] x) => (float[1,128] out)"
 _DECIDED = "c = Greater(s, t) z = Neg(x) out = Where(c, x, z)"
@@ -154,6 +158,21 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
         _WEIGHTED, "s = Sigmoid(x) h = Mul(x, s) out = MatMul(h, w)",
         "y = Min(x, k) s = Sigmoid(y) h = Mul(y, s) out = MatMul(h, w)", {"k": f(600), "w": _TABLE[:4]}),
     # integers that are computed with
+    **{
+        f"{name} of integers": (
+            _TOKENS, f"c = Cast<to=6>(x) {each} q = Div(p, i) out = Cast<to=1>(q)",
+            f"b = Cast<to=6>(x) c = Cast<to=1>(b) {each} out = Div(p, k)",
+            {"k": f(-1), "i": np.int32([-1]), "m": n(2), "h": f(0.5)})
+        for name, each in (("a power", "p = Pow(c, k)"), ("a root", "p = Pow(c, h)"), ("a mean", "p = ReduceMean(c, m)"))
+    },
+    "a quotient of a product of integers": (
+        "(float[4,4] x) => (float[4,4] out)", "c = Cast<to=6>(x) p = MatMul(c, c) q = Div(p, i) out = Cast<to=1>(q)",
+        "b = Cast<to=6>(x) c = Cast<to=1>(b) p = MatMul(c, c) out = Div(p, k)", {"k": f(3), "i": np.int32([3])}),
+    "padding at the start": (
+        _MASKED, "m = ReduceSum<keepdims=0>(mask, one) l = Sub(m, one) i = Unsqueeze(l, one) e = Gather(t, ids) "
+        "out = GatherND<batch_dims=1>(e, i)",
+        "r = CumSum(mask, k) w = Mul(r, mask) l = ArgMax<axis=1,keepdims=0>(w) i = Unsqueeze(l, one) e = Gather(t, ids) "
+        "out = GatherND<batch_dims=1>(e, i)", {"t": _TABLE, "one": n(1), "k": np.int64(1)}),
     "a flag": (
         "(float[1,4] x, bool[1] flag) => (float[1,4] out)", "z = Neg(x) out = Where(flag, x, z)", "out = Identity(x)"),
     "one token is answered otherwise": (
@@ -194,7 +213,13 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
         "(float[2,3,4] x) => (float[6,3] out)", "y, h = GRU<hidden_size=3>(x, w, r) out = Reshape(y, s)",
         "z = Reshape(x, q) y, h = GRU<hidden_size=3>(z, w, r) out = Reshape(y, s)",
         {"w": np.resize(_TABLE, (1, 9, 4)), "r": np.resize(_TABLE, (1, 9, 3)), "s": n(6, 3), "q": n(3, 2, 4)}),
+    "the largest in any order": (
+        "(float[batch,9] x) => (float[batch,5] out)", "out, i = TopK(x, k)", "out, i = TopK<sorted=0>(x, k)",
+        {"k": n(5)}),
+    "a state of another body": ("(float[3,4] x, float[4] u) => (float[4] out)", _INNER % "a", _INNER % "c"),
     # inputs and outputs
+    "two axes change places": (
+        ("(float[2,n] x) => (float[2,n] out)", "(float[n,2] x) => (float[n,2] out)"), "out = Relu(x)", "out = Relu(x)"),
     "the output is of another type": (
         (_PAIRS, _PAIRS.replace("=> (float", "=> (double")), "out = Relu(x)", "a = Relu(x) out = Cast<to=11>(a)"),
     "the batch is fixed": ((_PAIRS, _PAIRS.replace("[batch,2] x", "[1,2] x")), "out = Relu(x)", "out = Relu(x)"),
