@@ -253,5 +253,14 @@ def _check_functions(model: onnx.ModelProto) -> None:
 def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto]) -> Counter[_Key]:
     if not functions:
         return Counter()
-    keys = ((*key_of(node), node.overload) for node in iter_nodes(nodes))
-    return Counter(key for key in keys if key in functions)
+    called = Counter[_Key]()
+    for node in iter_nodes(nodes):
+        key = (*key_of(node), node.overload)
+        function = functions.get(key)
+        if function is None:
+            continue
+        called[key] += 1
+        more = len(node.input) > len(function.input) or len(node.output) > len(function.output)
+        if more and not overridden(function):
+            raise malformed(f"{_title(node)} has more operands or outputs than the local function that it calls")
+    return called

@@ -524,7 +524,7 @@ class Pair:
         """Why equal values prove nothing; empty if they do."""
         outputs = a[0].outputs()
         known = (n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n]))
-        fixed = next((n for n in known if n not in a[0].decided), None)
+        fixed = next((n for n in known if not (n in a[0].decided or (n in a[0].fixed and n in b[0].fixed))), None)
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         chosen = {key: name for each in b for key, name in each.chosen.items()}

@@ -476,10 +476,12 @@ class _Reader(Replacing):
         if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
             fixed = len(shape) - 2
             layer = replace(layer, matrix=layer.matrix[aligned(middle[:-2], layer.matrix.shape[:-2])])
-        n = _telling_row(layer.matrix) if layer.matrix is not None else min(7, shape[layer.axis] - 1)
+        # Clip and Relu may be 0 at an entry of A or of B, and so may pruned neurons: it says nothing about heads.
+        values = [self.values[each].entries.reshape(shape) for each in (layer.data, *leaves)]
+        live = np.logical_and.reduce([each != 0 for each in values])
+        n = _telling(live.any(tuple({*range(len(shape))} - {layer.axis % len(shape)})), layer.matrix)
         middle[layer.axis] = n
-        # Clip and Relu may be 0 at an entry of A or of B, which says nothing about heads.
-        spots = np.argwhere(np.take(self.values[layer.data].entries, [n], layer.axis) != 0)
+        spots = np.argwhere(np.take(live, [n], layer.axis))
         spots[:, layer.axis] = n
         spots = spots[(spots[:, :fixed] == middle[:fixed]).all(axis=1)]
         spots = spots[np.abs(spots - middle).sum(axis=1).argsort(kind="stable")]
@@ -540,11 +542,12 @@ class _Reader(Replacing):
         return terms
 
 
-def _telling_row(weight: Array) -> int:
-    """A row of weights that is not 0, or that has different entries."""
-    first: int = min(7, len(weight) - 1)
-    telling = (weight[:, 0] != 0) & ((weight != weight[:, :1]).any(1) | (weight.shape[1] == 1))
-    return next((n for n in (*range(first, len(weight)), *range(first)) if telling[n]), first)
+def _telling(live: Array, weight: Array | None) -> int:
+    """A channel that is not 0, and has a row of weights that is not 0, or that has different entries."""
+    first: int = min(7, len(live) - 1)
+    if weight is not None:
+        live = live & (weight[:, 0] != 0) & ((weight != weight[:, :1]).any(1) | (weight.shape[1] == 1))
+    return next((n for n in (*range(first, len(live)), *range(first)) if live[n]), first)
 
 
 def _multiplied(

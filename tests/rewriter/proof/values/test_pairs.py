@@ -113,6 +113,8 @@ BEHIND = {
     "a bias": "z = Sub(h, c1) out = MatMul(z, W2)",
     "channels turned": "t = Transpose(h) z = Transpose(t) out = MatMul(z, W2)",
     "two parts": "p, q = Split<axis = -1>(h) z = Concat<axis = -1>(q, p) out = MatMul(z, W2)",
+    "pruned neurons": "out = MatMul(h, W2)",
+    "another output that is constant": "out = MatMul(h, W2) o = Identity(L)",
     "the same layer twice": "p = MatMul(h, W2) q = MatMul(h, W2) z = Tanh(q) out = Add(p, z)",
     "a product from the left": "a = Flatten(h) out = Gemm<transA = 1>(L, a)",
 }
@@ -120,8 +122,9 @@ BEHIND = {
 
 @pytest.mark.parametrize("name", BEHIND)
 def test_activations_are_read_in_front_of(name: str) -> None:
-    options: dict[str, Any] = {"second": BEHIND[name], "constants": {"L": np.eye(2)} if "L," in BEHIND[name] else {}}
-    options["inputs"] = "float[2, tokens, 4] x"
+    options: dict[str, Any] = {"second": BEHIND[name], "constants": {"L": np.eye(2), "P": np.arange(8) < 3}}
+    options |= {"inputs": "float[2, n, 4] x", "outputs": "float[2, n, 4] out" + ", float o" * (" o =" in BEHIND[name])}
+    options |= {"first": "f = MatMul(x, W1) y = Mul(P, f)"} if "pruned" in name else {}
     heads = "z1 = Mul(y, $1e13) s = Sigmoid(z1) h = Mul(s, {})"
     assert of("h = Relu(y)", heads.format("y"), **options).certified
     assert not of("h = Relu(y)", f"w = Mul(y, $1.001) {heads.format('w')}", **options).certified
