@@ -67,7 +67,9 @@ UNSOUND = {
     "branch returns outer name": (f"y = {IF.replace('[2] o', '[2] x', 1) % ''}", "Graph output 'x' is not an output"),
     "function twice": (CALL + 2 * (FUNCTION + "f (p) => (q) { q = Neg(p) }"), "local function 'f' is defined twice"),
     "operands that a function lacks": (
-        CALL.replace("(x)", "(x, x)") + FUNCTION + "f (p) => (q) { q = Neg(p) }", "more operands or outputs than the"),
+        CALL.replace("(x)", "(x, x)") + FUNCTION + "f (p) => (q) { q = Neg(p) }",
+        "more operands or outputs than the",
+    ),
     "function calls itself": (CALL + FUNCTION + "f (p) => (q) { q = local.f(p) }", "local function 'f' calls itself"),
     "mutual recursion": (
         CALL + FUNCTION + "f (p) => (q) { q = local.h(p) }" + FUNCTION + "h (p) => (q) { q = local.f(p) }",
