@@ -444,14 +444,13 @@ class _Reader(Replacing):
 
     def _is_leaf(self, name: str) -> bool:
         """Whether B has a tensor, and not also one that it is an affine image of, which its heads may read too."""
-        found = self._partnered(name)
-        while found and (node := self.makers.get(name)) is not None and node.op_type in _AFFINE:
-            operands = [*filter(self.depends, node.input)]
-            if len(operands) != 1:
-                break
-            (name,) = operands
-            found = not self._partnered(name)
-        return found
+
+        def before(each: str) -> list[str]:
+            affine = each in self.makers and self.makers[each].op_type in _AFFINE
+            operands = [*filter(self.depends, self.makers[each].input)] if affine else []
+            return operands if len(operands) == 1 else []
+
+        return self._partnered(name) and not any(map(self._partnered, [*reached([name], before)][1:]))
 
     def _partnered(self, name: str) -> bool:
         """Whether B has a tensor too: then it is what both are functions of."""
