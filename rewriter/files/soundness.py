@@ -251,16 +251,10 @@ def _check_functions(model: onnx.ModelProto) -> None:
 
 
 def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto]) -> Counter[_Key]:
-    if not functions:
-        return Counter()
-    called = Counter[_Key]()
-    for node in iter_nodes(nodes):
-        key = (*key_of(node), node.overload)
-        function = functions.get(key)
-        if function is None:
-            continue
-        called[key] += 1
+    keys = (((*key_of(node), node.overload), node) for node in iter_nodes(nodes if functions else ()))
+    calls = [(key, functions[key], node) for key, node in keys if key in functions]
+    for _, function, node in calls:
         more = len(node.input) > len(function.input) or len(node.output) > len(function.output)
         if more and not overridden(function):
             raise malformed(f"{_title(node)} has more operands or outputs than the local function that it calls")
-    return called
+    return Counter(key for key, _, _ in calls)

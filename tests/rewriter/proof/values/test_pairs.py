@@ -410,9 +410,6 @@ def test_functions_are_inlined() -> None:
     assert judged(mlp(SILU), called("s = Sigmoid(y) h = Mul(s, y)")).certified
     assert not judged(mlp(SILU), called("s = Sigmoid(y) h = Mul(s, s)")).certified
     assert not judged(called("h = Softmax(y)", 11), mlp("h = Softmax(y)")).certified, "it was another before opset 13"
-
-
-def test_functions_of_another_operator_set() -> None:
     assert not judged(called("h = Sigmoid(y)", 11), called("h = Tanh(y)", 11)).certified
 
 
