@@ -341,10 +341,11 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
             axis, *ends, axes = found
             yield _Layer(data, weight, axis, None if axes > len(ends) else np.moveaxis(weight, ends, (0, 1)))
             return
-    given = [values.get(name) for name in node.input]
+    place = _WEIGHTS.get(kind)
+    unread = () if place is not None or kind in BROADCAST else run.program.weights(run.program.graph)  # large tables
+    given = [None if name in unread else values.get(name) for name in node.input]
     if kind in _MEETING or (kind in BROADCAST and any(isinstance(x, np.ndarray) and x.size > 1 for x in given)):
         yield from (_Layer(name, kind) for name, x in zip(node.input, given, strict=True) if isinstance(x, Value))
-    place = _WEIGHTS.get(kind)
     if place is None or len(node.input) <= place:
         return
     for weights, operand in ((place, 0), (0, place))[: 1 + (kind in PRODUCTS)]:
