@@ -16,10 +16,11 @@ _BLOCK = 64
 
 def largest_places(values: Array, count: int) -> list[int]:
     """The places of the `count` largest of some numbers [N], the largest first, equal ones in order."""
-    places = np.arange(len(values))
-    if len(values) > count * _BLOCK:  # the largest of each block bound them from below
-        blocks = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK).max(axis=1)
-        places = np.flatnonzero(~(values < np.partition(blocks, -count)[-count]))
+    if len(values) > count * _BLOCK:  # the largest of each group bound them from below
+        groups = values[: len(values) // _BLOCK * _BLOCK].reshape(_BLOCK, -1).max(axis=0)
+        places = np.flatnonzero(~(values < np.partition(groups, -count)[-count]))
+    else:
+        places = np.arange(len(values))
     return list(places[np.argsort(-values[places], kind="stable")[:count]].tolist())
 
 

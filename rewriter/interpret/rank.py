@@ -407,15 +407,19 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
 
 def directions(index: HeadIndex, named: Named, chosen: Sequence[int]) -> dict[str, tuple[str, Array, Array]]:
     """Side to (the tensor that is read or written, unit vectors [K, d_model], shares [K]) of K chosen members."""
-    sides = {side.kinds: side for side in read(index, named) if side.kinds} | {"O": written(index, named)}
-    found = {side: (each.data, *_leading(each.make(chosen))) for side, each in sides.items()}
-    if isinstance(named.sublayer, Attention):
-        for pair in ("VO", "QK"):
-            inner, outer = (np.einsum("hd,hdk->hk", found[side][1], _tall(index, named, side)[chosen]) for side in pair)
-            signs = np.where((inner * outer).sum(axis=1) < 0.0, -1.0, 1.0).astype(inner.dtype)
-            data, vectors, shares = found[pair[1]]
-            found[pair[1]] = data, vectors * signs[:, None], shares
-    return found
+    sides = {side.kinds: side for side in read(index, named)} | {"O": written(index, named)}
+    images = {"O": "V", "K": "Q"} if isinstance(named.sublayer, Attention) else {}
+    found = dict[str, tuple[str, Array, Array]]()
+    for side in sorted(sides, key=images.__contains__):
+        if side not in images:
+            found[side] = sides[side].data, *_leading(sides[side].make(chosen))
+            continue
+        # The second singular vector is the first one's image, with its sign.
+        _, vectors, shares = found[images[side]]
+        theirs, ours = (_tall(index, named, part)[chosen] for part in (images[side], side))
+        image = (ours @ (vectors[:, None] @ theirs).swapaxes(1, 2))[..., 0]
+        found[side] = sides[side].data, _unit(image), shares
+    return {side: found[side] for side in sides}
 
 
 def _leading(factors: Array) -> tuple[Array, Array]:
@@ -425,8 +429,12 @@ def _leading(factors: Array) -> tuple[Array, Array]:
     gram = factors @ np.swapaxes(factors, -1, -2)
     values, vectors = np.linalg.eigh(gram.astype(np.float64))
     leading = np.einsum("mr,mrd->md", vectors[..., -1].astype(factors.dtype), factors)
-    norms = np.linalg.norm(leading, axis=1, keepdims=True)
-    return leading / np.where(norms == 0.0, 1.0, norms), np.maximum(values[..., -1], 0.0)
+    return _unit(leading), np.maximum(values[..., -1], 0.0)
+
+
+def _unit(vectors: Array) -> Array:
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.where(norms == 0.0, 1.0, norms))
 
 
 def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ranked, Ranked]]:
