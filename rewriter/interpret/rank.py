@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -219,18 +219,19 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
     reads = {kind: Best(len(names), kept, dtype) for kind in KINDS}
     largest, least = np.zeros(0, dtype), 0.0  # of all scores
     for reader, ours, writer, theirs in _factors(index, turned=not every_head):
-        own = places[reader.named.members[0]] + np.arange(len(ours))
-        if theirs.shape[-1] != ours.shape[-1]:
-            what = f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes"
-            raise ModelError(f"{what} {theirs.shape[-1]}: they cannot be compared")
-        others = places[writer.named.members[0]] + np.arange(len(theirs))
-        step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
-        for start in range(0, len(ours), step):
-            part, at = ours[start : start + step], own[start : start + step]
+        widths = ours.array.shape[-1], theirs.array.shape[-1]
+        if widths[0] != widths[1]:
+            what = f"{reader.named.name} reads {widths[0]} channels and {writer.named.name} writes {widths[1]}"
+            raise ModelError(f"{what}: they cannot be compared")
+        rows = places[reader.named.members[0]] + np.arange(len(ours.array))
+        columns = places[writer.named.members[0]] + np.arange(len(theirs.array))
+        step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.array.shape[1] * theirs.array.shape[1] * len(columns), 1))
+        for part in (slice(start, start + step) for start in range(0, len(rows), step)):
+            a, b, at, others = ours.array[part], theirs.array, rows[part], columns
             if least > 0.0:
-                likely = _may_exceed(least, part, theirs)
-                part, at = part[likely], at[likely]
-            block = block_scores(part, theirs)
+                likely, read = _likely(least, ours, theirs, part)
+                a, b, at, others = a[likely], b[read], at[likely], others[read]
+            block = block_scores(a, b)
             for kind in reader.kinds:
                 reads[kind].add(at, block, others, least)
             if not every_head:
@@ -251,23 +252,41 @@ def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
                 yield reader, order
 
 
-def _may_exceed(least: float, ours: Array, theirs: Array) -> Array:
-    """Which of factors [a, r, d] may have a larger score with any of [b, s, d], all turned by `_cosines`, [a].
+@dataclass(frozen=True, eq=False)
+class _Factors:
+    """Factors [members, rank, d_model]."""
+
+    array: Array
+
+    @cached_property
+    def largest(self) -> float:
+        """A bound of all singular values."""
+        grams = self.array @ np.swapaxes(self.array, -1, -2)
+        return float(np.sqrt(np.linalg.norm(grams, axis=(1, 2)).max(initial=0.0)))
+
+    @cached_property
+    def rest(self) -> Callable[[int], Array]:
+        """The number of channels that are left out to half the squared norm of the others, [members]."""
+        return cache(lambda count: np.einsum("mrd,mrd->m", *[self.array[..., count:]] * 2) / 2.0)
+
+
+def _likely(least: float, ours: _Factors, theirs: _Factors, part: slice) -> tuple[Array, Array]:
+    """Which members, a part of ours and all of theirs, may have a larger score, all turned by `_cosines`.
 
     For A and B of norm 1, ||A B^T|| is at most the largest singular value of each, and at most
     ||A1 B1^T|| + (||A2||^2 + ||B2||^2) / 2 if A1, B1 are some of their channels, and A2, B2 the others.
     """
-    for each in (ours, theirs):
-        if each.shape[1] > 1 and np.linalg.norm(each @ np.swapaxes(each, -1, -2), axis=(1, 2)).max() < least**2:
-            return np.zeros(len(ours), bool)
-    used = np.arange(1, width := ours.shape[-1])  # for so many channels of unrelated heads, the bound is:
-    enough = used[1.0 - (used - _RARE * np.sqrt(used)) / width < least]
-    if not enough.size:
-        return np.ones(len(ours), bool)
-    (a1, a2), (b1, b2) = (np.split(each, [enough[0]], axis=-1) for each in (ours, theirs))
-    bound = block_scores(a1, b1)
-    bound += np.einsum("mrd,mrd->m", b2, b2) / 2.0
-    return np.asarray(bound.max(axis=1) + np.einsum("mrd,mrd->m", a2, a2) / 2.0 > least)
+    a, b = ours.array[part], theirs.array
+    bounded = any(each.array.shape[1] > 1 and each.largest < least for each in (ours, theirs))
+    used = np.arange(1, width := a.shape[-1])  # for so many channels of unrelated heads, the bound is:
+    enough = used[1.0 - (used - _RARE * np.sqrt(used)) / width < least].tolist()
+    if bounded or not enough:
+        return np.full(len(a), not bounded), np.full(len(b), not bounded)
+    bound = block_scores(a[..., : enough[0]], b[..., : enough[0]])
+    bound += theirs.rest(enough[0])
+    above = least - ours.rest(enough[0])[part]
+    rows = bound.max(axis=1) > above
+    return rows, np.asarray((bound[rows] > above[rows, None]).any(axis=0))
 
 
 @cache
@@ -277,20 +296,20 @@ def _cosines(width: int) -> Array:
     return np.asarray(waves / np.linalg.norm(waves, axis=0))
 
 
-def _factors(index: HeadIndex, *, turned: bool) -> Iterator[tuple[HeadSide, Array, HeadSide, Array]]:
+def _factors(index: HeadIndex, *, turned: bool) -> Iterator[tuple[HeadSide, _Factors, HeadSide, _Factors]]:
     """All pairs, each with the factors of the reader and of the writer."""
 
-    def made(side: HeadSide) -> Array:
+    def made(side: HeadSide) -> _Factors:
         array = side.make()
         width = array.shape[-1]
         flat = array.reshape(-1, width) @ _cosines(width).astype(array.dtype) if turned else array
-        return flat.reshape(array.shape)
+        return _Factors(flat.reshape(array.shape))
 
-    waiting, following = list[tuple[HeadSide, Array, list[HeadSide]]](), [*pairs(index)]
+    waiting, following = list[tuple[HeadSide, _Factors, list[HeadSide]]](), [*pairs(index)]
     while following:
         reader, writers = following.pop(0)
         waiting.append((reader, made(reader), writers))
-        if following and sum(ours.size for _, ours, _ in waiting) < _MAX_READ_ENTRIES:
+        if following and sum(ours.array.size for _, ours, _ in waiting) < _MAX_READ_ENTRIES:
             continue
         # Late writers first, for a large `least` soon: few heads read them.
         order = [*dict.fromkeys(each for *_, writers in waiting for each in writers)][:: -1 if turned else 1]

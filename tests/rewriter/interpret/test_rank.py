@@ -108,12 +108,12 @@ def test_bounds_leave_out_most_and_lose_none(inner: int) -> None:
     ours, theirs = (rng.normal(size=(each, inner, 256)) * 0.1 ** np.arange(inner)[:, None] for each in (300, 200))
     ours[7] += theirs[3]
     ours, theirs = (each / np.linalg.norm(each, axis=(1, 2), keepdims=True) for each in (ours, theirs))
-    largest = rank.block_scores(ours, theirs).max(axis=1)
-    for least in (largest.max() - 1e-9, 0.5):
-        found = rank._may_exceed(least, ours, theirs)
-        assert found[largest > least].all()
-        assert found.sum() < 60
-    assert not rank._may_exceed(1.01, ours, theirs).any()
+    (a, b), scores, part = map(rank._Factors, (ours, theirs)), rank.block_scores(ours, theirs), slice(5, 250)
+    for least in (scores[part].max() - 1e-9, 0.5):
+        rows, columns = rank._likely(least, a, b, part)
+        assert np.outer(rows, columns)[scores[part] > least].all()
+        assert rows.sum() < 60
+    assert not rank._likely(1.01, a, b, part)[0].any()
 
 
 SUBLAYER = (
