@@ -21,7 +21,7 @@ import onnx
 from onnx import TensorProto
 
 from rewriter.evaluate.scalar import activation_numbers
-from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
+from rewriter.graph.constants import UNFIT, AnyArray, elem_type_of
 from rewriter.graph.edit import drop_dead
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.fused import Writer, with_parts
@@ -142,15 +142,28 @@ def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
 
 def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> AnyArray:
     """The matrix [N, K] of a MatMulNBits, in the type of its scales. Raises LostError if it is unknown."""
-    values = {name: value_of(name) for name in node.input[1:4] if name}
-    types = {name: TensorType(elem_type_of(value), value.shape) for name, value in values.items()}
-    written = _Expansion(node, types, _AXES_AS_INPUT)
     bits, rows, columns, block = (integer_of(node, name, 4) for name in ("bits", "N", "K", "block_size"))
     packed, scales, zeros, order = [*node.input, "", ""][1:5]
     if order or integer_of(node, "weight_prepacked", 0) > 0:
-        raise written.lost("its weight is in another order")
-    made = written.part(written.matrix(packed, scales, zeros, bits, [rows, -(-columns // block)]), 1, 0, columns)
-    return np.asarray(computed(written.nodes, values, [made], {"": _AXES_AS_INPUT})[0])
+        raise LostError("its weight is in another order", label(node))
+    numbers, factors = value_of(packed), value_of(scales)
+    if bits not in (4, 8) or numbers.dtype != np.uint8 or elem_type_of(factors) not in FLOATS:
+        raise LostError("its weight is not of 4 bits or 8 bits with a scale for each block", label(node))
+
+    def unpacked(entries: AnyArray) -> AnyArray:
+        """[rows, ...]: of 4 bits the first of two numbers is in the lower half of an entry."""
+        halves = np.stack([entries & 15, entries >> 4], axis=-1) if bits == 4 else entries
+        return halves.reshape(rows, -1)
+
+    middle = np.asarray(2 ** (bits - 1), factors.dtype)
+    if zeros:
+        held = value_of(zeros)
+        own = held.reshape(rows, -1) if elem_type_of(held) in FLOATS else unpacked(held)[:, : -(-columns // block)]
+        middle = own.astype(factors.dtype)[..., None]
+    made = unpacked(numbers).reshape(rows, -(-columns // block), -1).astype(factors.dtype)
+    made -= middle
+    made *= factors.reshape(rows, -1, 1)
+    return np.asarray(made.reshape(rows, -1)[:, :columns])
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,8 @@ class ScoreTerms(Reads):
         self._turning = {side: f"{side.lower()}_normed" if each.norm else side.lower() for side, each in sides.items()}
         self._rotations = cache(self.rotation_at)
         self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
-        # [D, heads, K] and [heads, K], of which some heads are read in one copy
-        self._weights = cache(lambda part: np.ascontiguousarray(run.index[f"{name}.{part}"].swapaxes(0, -2)))
+        # [heads, K, D] and [heads, K], of which some heads are read in one copy
+        self._weights = cache(lambda part: np.ascontiguousarray(run.index[f"{name}.{part}"].swapaxes(1, -1)))
         self.needed |= {own.product, *self._operands}
         for part in ("pattern", "attn_scores", "q", "k", *self._turning.values()):
             self.needed |= {*run.hooks[f"{name}.hook_{part}"].tensors}
@@ -185,8 +185,9 @@ class ScoreTerms(Reads):
         if side == "K" and self.cross:
             terms = Terms([(f"{self._name}.other_sequence", 1)], given[None])
         else:
-            weight, bias = (self._weights(f"{part}_{side}")[..., heads, :] for part in "Wb")
-            terms = self.parts(written, side, token, weight.reshape(len(weight), -1), bias.reshape(-1), f"b_{side}")
+            weight, bias = (self._weights(f"{part}_{side}")[heads] for part in "Wb")
+            weight = weight.reshape(-1, weight.shape[-1]).T
+            terms = self.parts(written, side, token, weight, bias.reshape(-1), f"b_{side}")
             terms = Terms(terms.sources, terms.table.reshape(-1, *given.shape))
             terms = self._normed(terms, side, token, heads) if self._turning[side] != side.lower() else terms
         turned = self._rotations(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
