@@ -322,12 +322,12 @@ def graph(model: Path, *, inputs: Inputs, logit: Logit, out: Path | None) -> Non
     Edges are exact with patterns and normalisation denominators held, without transcoders and without error nodes. The
     file has the JSON schema of circuit-tracer and Neuronpedia.
     """
-    from rewriter.report.report import json_text, plain_data
-
     found = rewriter.attribution_graph(model, inputs, **logit)
-    made = plain_data(found.to_json())
+    made = found.to_json()
     if out is not None:
-        write_text(out, json_text(made))
+        from rewriter.report.report import json_text, plain_data
+
+        write_text(out, json_text(plain_data(made)))
     spelled = found.entries != tuple(str(logit[name]) for name in ("logit", "minus") if logit[name] is not None)
     facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (

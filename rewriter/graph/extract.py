@@ -116,7 +116,8 @@ def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]
     @functools.cache  # since one weight chain (Transpose, DequantizeLinear) may have many consumers
     def behind(name: str) -> frozenset[str]:
         """The initializers that a constant is computed from."""
-        return frozenset(entry for entry in (name, *_read(view, makers([name]))) if entry in view.initializers)
+        names = [name] if name in view.initializers else _read(view, makers([name]))
+        return frozenset(entry for entry in names if entry in view.initializers)
 
     def size(names: Iterable[str]) -> int:
         return sum(bytes_of(view.initializers[name]) for name in names)

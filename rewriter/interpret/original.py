@@ -20,7 +20,7 @@ from passes.match.linear import LinearOperator
 from rewriter.arrays import Array
 from rewriter.graph.attention import definition
 from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
+from rewriter.graph.view import LostError, Miss, key_of, label
 from rewriter.interpret.trace import Indices, Norm, Shape, Traced, Tracer, noting
 
 
@@ -230,8 +230,7 @@ def _between(
     query, key, value = (heads_in(tracer, *each) for each in zip(names, layouts, strict=True))
     if not len(query.columns) == len(key.columns) == len(value.columns):
         raise LostError("queries, keys and values have different numbers of heads", where)
-    operators = filter(None, map(tracer.operator, tracer.widths))
-    output = next((each for each in operators if z in tracer.view.back(each.data, REARRANGED, {z})), None)
+    output = tracer.readers.get(z)
     if output is None:
         raise LostError("no linear operator reads its heads", where)
     shape = *leading, sizes[0][-2], sizes[2][-1]

@@ -89,7 +89,8 @@ class Write:
 
 def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) -> dict[str, Write]:
     """Sublayer to its write, if its result is simply added."""
-    made = (norm_before(view, constants, name) for node in view.nodes for name in node.output[:1])
+    ends = (node for node in view.nodes if node.op_type in (*NORMS, "Add", "Mul"))
+    made = (norm_before(view, constants, node.output[0]) for node in ends)
     norms = {norm.data: norm for norm in made if norm is not None}
     found = {each.name: _sum(view, constants, each.sublayer.result, norms) for each in sublayers}
     sums = {name: write for name, write in found.items() if write is not None}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from math import prod
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import linear_operator, made_linearly
+from passes.match.linear import LinearOperator, linear_operator, made_linearly
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
@@ -161,7 +161,7 @@ class _Small(Evaluator):
                 value = Value(np.broadcast_to(row.astype(np.float64), value.shape))
                 environment[name] = value
         entries = value.entries if isinstance(value, Value) else value
-        if entries.size and (entries == entries.flat[0]).all():
+        if entries.size and (not any(entries.strides) or (entries == entries.flat[0]).all()):
             self.values[name] = np.broadcast_to(entries.flat[0], entries.shape)
         elif entries.size <= _MAX_FACTOR:
             self.values[name] = entries
@@ -190,6 +190,12 @@ class Tracer:
         self._found, self._numbers = dict[tuple[int, int], Array](), dict[Hashable, int]()
         self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto, views=known))
 
+    @cached_property
+    def readers(self) -> dict[str, LinearOperator]:
+        """The product that is the source of an operator's data, up to layout, to the first such operator."""
+        made = [each for each in map(self.operator, self.widths) if each is not None]
+        return {name: each for each in reversed(made) for name in self.view.back(each.data, REARRANGED)}
+
     def _evaluated(self, number: int) -> _Small:
         """The whole graph in a small case; in a second one what the values of inputs do not decide."""
         feeds, (batch, tokens, past) = dict[str, Array](), _CASES[number]
@@ -204,11 +210,13 @@ class Tracer:
                     made = 2 * len(sizes) + tokens if axis else batch
                     shape.append(dim if isinstance(dim, int) else sizes.setdefault(dim or f"{name}[{axis}]", made))
                 feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        ends = self.view.outputs
         if number:
             first = self._case(0)
-            ends = tuple(name for name in first.values if name not in self.constants and name not in first.decided)
-        part = extract(self._model.proto, self._light, upstream(self._light, frozenset(), ends))
+            ends = [name for name in first.values if name not in self.constants and name not in first.decided]
+            found = _Small(self, first.program, feeds, {})
+            found.evaluate(self._light.nodes[place] for place in upstream(self._light, frozenset(), ends).nodes)
+            return found
+        part = extract(self._model.proto, self._light, upstream(self._light, frozenset(), self.view.outputs))
         found = _Small(self, Program(replace(self._model, proto=part)), feeds, {})
         for _ in found.steps():
             pass
