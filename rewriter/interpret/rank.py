@@ -427,18 +427,17 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
 def directions(index: HeadIndex, named: Named, chosen: Sequence[int]) -> dict[str, tuple[str, Array, Array]]:
     """Side to (the tensor that is read or written, unit vectors [K, d_model], shares [K]) of K chosen members."""
     sides = {side.kinds: side for side in read(index, named)} | {"O": written(index, named)}
-    images = {"O": "V", "K": "Q"} if isinstance(named.sublayer, Attention) else {}
+    images = {"K": "Q", "O": "V"} if isinstance(named.sublayer, Attention) else {}
     found = dict[str, tuple[str, Array, Array]]()
-    for side in sorted(sides, key=images.__contains__):
-        if side not in images:
-            found[side] = sides[side].data, *_leading(sides[side].make(chosen))
-            continue
-        # The second singular vector is the first one's image, with its sign.
-        _, vectors, shares = found[images[side]]
-        theirs, ours = (_tall(index, named, part)[chosen] for part in (images[side], side))
-        image = (ours @ (vectors[:, None] @ theirs).swapaxes(1, 2))[..., 0]
-        found[side] = sides[side].data, _unit(image), shares
-    return {side: found[side] for side in sides}
+    for side, each in sides.items():
+        if side in images:  # the second singular vector is the first one's image, with its sign
+            _, vectors, shares = found[images[side]]
+            theirs, ours = (_tall(index, named, part)[chosen] for part in (images[side], side))
+            image = (ours @ (vectors[:, None] @ theirs).swapaxes(1, 2))[..., 0]
+            found[side] = each.data, _unit(image), shares
+        else:
+            found[side] = each.data, *_leading(each.make(chosen))
+    return found
 
 
 def _leading(factors: Array) -> tuple[Array, Array]:

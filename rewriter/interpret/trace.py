@@ -28,7 +28,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import extract, upstream
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label, needed
 from rewriter.graph.walk import is_external, reads
 from rewriter.proof.inputs.cases import Maker
 
@@ -213,8 +213,9 @@ class Tracer:
         if number:
             first = self._case(0)
             ends = [name for name in first.values if name not in self.constants and name not in first.decided]
+            nodes = [node for node, _ in first.program.nodes(first.program.graph)]
             found = _Small(self, first.program, feeds, {})
-            found.evaluate(self._light.nodes[place] for place in upstream(self._light, frozenset(), ends).nodes)
+            found.evaluate(nodes[place] for place in needed(nodes, ends))
             return found
         part = extract(self._model.proto, self._light, upstream(self._light, frozenset(), self.view.outputs))
         found = _Small(self, Program(replace(self._model, proto=part)), feeds, {})
