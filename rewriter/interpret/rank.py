@@ -267,7 +267,8 @@ class _Factors:
     @cached_property
     def rest(self) -> Callable[[int], Array]:
         """The number of channels that are left out to half the squared norm of the others, [members]."""
-        return cache(lambda count: np.einsum("mrd,mrd->m", *[self.array[..., count:]] * 2) / 2.0)
+        array = self.array  # without a cycle, which would keep it
+        return cache(lambda count: np.einsum("mrd,mrd->m", *[array[..., count:]] * 2) / 2.0)
 
 
 def _likely(least: float, ours: _Factors, theirs: _Factors, part: slice) -> tuple[Array, Array]:
