@@ -23,7 +23,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -361,12 +361,16 @@ class Field:
                 mixed = mix(entries)
             return mix(mixed ^ second)
 
-    @_in_parts
     def function(self, name: object, *operands: Array) -> Array:
         """A function of which nothing is known."""
+        return self._below(self.p, name, *operands)
+
+    @_in_parts
+    def _below(self, end: int, name: object, *operands: Array) -> Array:
+        """A hash of operands, entry by entry: integers from 0 to `end` - 1."""
         drawn = np.asarray(self.hash64(name, *operands))
-        whole = drawn // _U64(self.p)
-        whole *= _U64(self.p)
+        whole = drawn // _U64(end)
+        whole *= _U64(end)
         return np.asarray(drawn - whole).astype(np.int64)
 
     def odd(self, name: str, a: Array) -> Array:
@@ -378,10 +382,12 @@ class Field:
 
     @_in_parts
     def exp(self, a: Array) -> Array:
-        flipped, value = a > self.p // 2, self.even("exp", a)
-        value = np.where(a == 0, 1, self.mul(value, value))
-        value[flipped] = self.inv(value[flipped])
-        return value
+        """A square: a power of a number of which all squares are powers, whose exponent is an odd function of a."""
+        low, high = self.modulus.squares
+        exponents = self._below((self.p - 1) // 2, "exp", np.minimum(a, self.neg(a)))
+        exponents = np.where(a > self.p // 2, (self.p - 1) // 2 - exponents, exponents)
+        exponents[a == 0] = 0
+        return self.mul(low[exponents & 0xFFFF], high[exponents >> 16])
 
     def expm1(self, a: Array) -> Array:
         return self.sub(self.exp(a), 1)
@@ -501,12 +507,26 @@ class Modulus:
 
     def __init__(self, p: int | None = None) -> None:
         """By default one that `draw_prime` draws."""
-        self.p = p = p or draw_prime()
-        self.powers, count = np.array([pow(2, _LOWEST_EXPONENT, p)]), _HIGHEST_EXPONENT - _LOWEST_EXPONENT
-        while self.powers.size < count:
-            self.powers = np.append(self.powers, self.powers * pow(2, self.powers.size, p) % p)[:count]
+        self.p = p or draw_prime()
+        self.powers = self._powers(2, _HIGHEST_EXPONENT - _LOWEST_EXPONENT, first=pow(2, _LOWEST_EXPONENT, self.p))
         self.known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
+
+    def _powers(self, base: int, count: int, first: int = 1) -> Array:
+        made = np.array([first])
+        while made.size < count:
+            made = np.append(made, made * pow(base, made.size, self.p) % self.p)[:count]
+        return made
+
+    @cached_property
+    def squares(self) -> tuple[Array, Array]:
+        """All squares but 0 are powers of one: its powers with exponents below 2^16, and those with multiples of it."""
+        from flint import fmpz
+
+        count = (self.p - 1) // 2
+        parts = [count // int(prime) for prime, _ in fmpz(count).factor()]
+        base = next(n * n for n in itertools.count(2) if all(pow(n * n, each, self.p) != 1 for each in parts))
+        return self._powers(base, 2**16), self._powers(pow(base, 2**16, self.p), (count >> 16) + 1)
 
     def weighted(self, field: Field, entries: Array, weight: Array) -> Array:
         """Entries @ a weight; from memory, where both were multiplied before."""
@@ -528,18 +548,20 @@ class Modulus:
 
 def multiply(products: Iterable[tuple[Arithmetic, Any, Any]]) -> None:
     """Multiply entries in several fields by a weight that is split once, for `Modulus.weighted` to find."""
-    new, weight = dict[tuple[Modulus, tuple[bytes, bytes]], tuple[Field, Array]](), None
-    for field, x, shared in products:
-        if not (isinstance(field, Field) and isinstance(x, Value) and isinstance(shared, np.ndarray)):
+    new = dict[bytes, dict[tuple[Modulus, bytes], tuple[Field, Array]]]()  # by weight, which may depend on a size
+    weights = dict[bytes, Array]()
+    for field, x, weight in products:
+        if not (isinstance(field, Field) and isinstance(x, Value) and isinstance(weight, np.ndarray)):
             continue
-        if x.ndim > 1 and shared.ndim == 2 and x.shape[-1] == len(shared) and shared.size >= _LEAST_KNOWN:
-            key = content(shared), content(x.entries)
-            if key not in field.modulus.known:
-                new[field.modulus, key], weight = (field, x.entries), shared
-    if weight is not None and len(new) > 1:
-        made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in new.values()], weight)
-        for ((modulus, key), (_, x)), each in zip(new.items(), made, strict=True):
-            modulus.keep(key, each.reshape(*x.shape[:-1], -1))
+        if x.ndim > 1 and weight.ndim == 2 and x.shape[-1] == len(weight) and weight.size >= _LEAST_KNOWN:
+            key, entries = content(weight), content(x.entries)
+            if (key, entries) not in field.modulus.known:
+                new.setdefault(key, {})[field.modulus, entries] = field, x.entries
+                weights[key] = weight
+    for key, group in new.items():
+        made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in group.values()], weights[key])
+        for ((modulus, entries), (_, x)), each in zip(group.items(), made, strict=True):
+            modulus.keep((key, entries), each.reshape(*x.shape[:-1], -1))
 
 
 def _weighted(operands: Sequence[tuple[Field, Array]], weight: Array) -> list[Array]:
@@ -593,7 +615,7 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
 
 def _scale(weight: Array) -> int | None:
     """The power of 2 by which entries of 24 bits are integers up to 2^51; None for integers, infinities and NaN."""
-    top = float(np.abs(weight).max(initial=0)) if is_float(weight) else np.inf
+    top = max(float(weight.max(initial=0)), -float(weight.min(initial=0))) if is_float(weight) else np.inf
     return min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
 
 
@@ -689,7 +711,12 @@ class Floats:
         return Value(x.astype(np.float64, copy=False), whole=x.dtype.kind in "biu")
 
     def matmul(self, a: Any, b: Any) -> Array:
-        return np.asarray(np.matmul(self.lift(a).entries, self.lift(b).entries))
+        left = self.lift(a).entries
+        if isinstance(b, Value) or b.ndim != 2 or b.size <= _PART:
+            return np.asarray(np.matmul(left, self.lift(b).entries))
+        columns = max(_PART // len(b), 1)  # widened at once
+        parts = (b[:, start : start + columns].astype(np.float64) for start in range(0, b.shape[1], columns))
+        return np.concatenate([left @ part for part in parts], -1)
 
 
 Arithmetic = Field | Floats

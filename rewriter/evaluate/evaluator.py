@@ -497,17 +497,30 @@ class Evaluator:
 
     def rows(self, call: Call, table: Any, index: Array) -> Value:
         """Rows of a table that the values of inputs choose; in a field blended."""
-        index = np.where(index < 0, index + table.shape[0], index)
         if not isinstance(self.arithmetic, Field):
             whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
             taken = call.lift(call.move(table, lambda t: t[index]), scalar=False)
             return Value(taken.entries, grid=("q", str(table.dtype)) if whole else None)
-        ids, back = np.unique(index, return_inverse=True)
-        shares = self.arithmetic.function(("blend", table.shape[0]), ids[:, None], np.arange(table.shape[0])[None])
+        shares, places = self._shares(table, index)
         # A matrix stays the same object, whose residues are kept.
         flat = table if table.ndim == 2 else call.move(table, lambda t: t.reshape(len(t), -1))
-        mixed = self.arithmetic.matmul(Value(shares), flat).reshape(len(ids), *table.shape[1:])
-        return Value(mixed[back.reshape(index.shape)])
+        mixed = self.arithmetic.matmul(shares, flat).reshape(len(shares.entries), *table.shape[1:])
+        return Value(mixed[places.reshape(index.shape)])
+
+    def _shares(self, table: Any, index: Array) -> tuple[Value, Array]:
+        """How much of each row there is in what stands for each different row that is taken, and which one that is."""
+        count = table.shape[0]
+        taken, places = np.unique(np.where(index < 0, index + count, index), return_inverse=True)
+        return Value(self.arithmetic.function(("blend", count), taken[:, None], np.arange(count)[None])), places
+
+    def product(self, node: onnx.NodeProto) -> tuple[Arithmetic, Any, Any]:
+        """What a MatMul multiplies, or a Gather whose rows are blended: the arithmetic, entries, and a weight."""
+        operands: list[Any] = [self.environment.get(name) for name in node.input]
+        x, y = operands
+        if node.op_type == "Gather":
+            call = Call(node, node.op_type, self.program.attributes(node), self, node.input[1] in self.decided)
+            x, y = (self._shares(x, y)[0], x) if call.decided and self.takes_rows(call, operands) else (None, None)
+        return self.arithmetic, x, y
 
     def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
         """Called with each node before it is computed; a subclass may note which tables are read in part."""
@@ -525,10 +538,8 @@ def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
             except (StopIteration, Unsupported) as error:
                 failed[place] = str(error)  # a StopIteration has no message
                 del running[place]
-        if len(coming) > 1 and coming[0].op_type == "MatMul":
+        if len(coming) > 1 and coming[0].op_type in ("MatMul", "Gather"):
             # The weight that they share is read once; an operand that does not fit is an error where it is used.
             with suppress(Unsupported, *_UNFIT):
-                x, weight = coming[0].input
-                each = (evaluators[place] for place in running)
-                multiply([(e.arithmetic, e.environment.get(x), e.environment.get(weight)) for e in each])
+                multiply([evaluators[place].product(coming[0]) for place in running])
     return failed

@@ -36,7 +36,7 @@ def _whole(*operands: Any) -> bool:
 def _has_masks(call: Call, x: Any) -> bool:
     if isinstance(x, Value):
         return x.masks is not None
-    return is_float(x) and bool((x <= call.f.low).any())
+    return is_float(x) and not x.min(initial=0) > call.f.low
 
 
 def _counts(call: Call, x: Value, y: Value) -> Array:

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, parser
 from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.edit import inlined, set_nodes
+from rewriter.graph.edit import inlined
 from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.rule import Results
@@ -145,4 +145,4 @@ def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units:
     for each in noise.node:
         for field in (each.input, each.output):
             field[:] = [names.get(name, f"{own}{name}") for name in field]
-    set_nodes(graph, [*graph.node[: place + 1], *noise.node, *graph.node[place + 1 :]])
+        graph.node.insert(place := place + 1, each)

@@ -191,10 +191,11 @@ def relative_error(a: Array, b: Array, size: float) -> float:
 
 def misplaced(a: Array, b: Array, others: Sequence[Array] = ()) -> Array:
     """The entries where NaN or infinities differ although they are the same in all variants of the original."""
-    wrong: Array = np.asarray(_kinds(a) != _kinds(b))
+    kinds = _kinds(a)
+    wrong: Array = np.asarray(kinds != _kinds(b))
     for other in others:
-        if other.shape == a.shape:
-            wrong &= _kinds(other) == _kinds(a)
+        if wrong.any() and other.shape == a.shape:
+            wrong &= _kinds(other) == kinds
     return wrong
 
 

@@ -191,12 +191,13 @@ _WEIGHTS = [
 
 @pytest.mark.parametrize(("kind", "shape", "unusual"), _WEIGHTS)
 def test_products_with_weights_are_exact(kind: Any, shape: tuple[int, int], unusual: list[float]) -> None:
-    """Of two fields at once, beside Python's integers."""
+    """Of two fields at once, beside Python's integers; the second weight has other signs."""
     weight = _x(*shape).astype(kind)
     weight.flat[: 3 * len(unusual) : 3] = unusual
     fields = [Field(Modulus(), each) for each in (b"a", b"b")]
-    operands = [(field, _RNG.integers(field.p - 9, field.p, (2 + n, shape[0]))) for n, field in enumerate(fields)]
-    multiply([(field, Value(x), weight) for field, x in operands])
-    for field, x in operands:
+    entries = [_RNG.integers(field.p - 9, field.p, (2 + n, shape[0])) for n, field in enumerate(fields)]
+    operands = [*zip(fields, entries, (weight, -weight), strict=True)]
+    multiply([(field, Value(x), each) for field, x, each in operands])
+    for field, x, weight in operands:
         residues = field.lift(weight, scalar=False).entries.astype(object)
         np.testing.assert_array_equal(field.modulus.weighted(field, x, weight), x.astype(object) @ residues % field.p)
