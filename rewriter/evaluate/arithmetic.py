@@ -39,6 +39,8 @@ _RESIDUES = [np.isin(np.arange(q) * (1 if q % 4 == 1 else -1) % q, np.arange(1, 
 _CANDIDATES = 2**12
 _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
+_FEW_TERMS = 2**6
+"""Sums of as many products of 31 bits with 16 are exact in float64."""
 _MOST_TERMS, _PART = 2**13, 2**18
 """Products of halves whose sum is exact in float64; and entries of a weight that are split at once."""
 _CACHED = 2**15
@@ -480,22 +482,27 @@ class Field:
 
     # products
     def matmul(self, a: Any, b: Any) -> Array:
-        """a @ b of Values or numbers with two axes or more, by products of 16-bit limbs in float64."""
+        """a @ b of Values or numbers with two axes or more."""
         left = self.lift(a, scalar=False).entries
-        if isinstance(b, Value):
-            return self.product(_limbs(left), _limbs(b.entries))
-        return self.modulus.weighted(self, left, b)
+        return self.product(left, b.entries) if isinstance(b, Value) else self.modulus.weighted(self, left, b)
 
-    def product(self, a: Sequence[Array], b: Sequence[Array]) -> Array:
-        (a1, a0, a2), (b1, b0, b2) = a, b
-        if a0.shape[-1] > _MAX_TERMS:
+    def product(self, a: Array, b: Array) -> Array:
+        """a @ b of residues, by products in float64: of 16-bit limbs of both, or of one where few are summed."""
+        if a.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
-        low, high, middle = a0 @ b0, a1 @ b1, a2 @ b2
-        return self._summed(low, middle, high)
+        if a.shape[-1] > _FEW_TERMS:
+            return self._summed(*map(stacked, _limbs(a), _limbs(b)))
+        if a.size < b.size:
+            b = b.astype(np.float64)
+            return self._summed(*(stacked(limb, b) for limb in _limbs(a)[:2]))
+        a = a.astype(np.float64)
+        return self._summed(*(stacked(a, limb) for limb in _limbs(b)[:2]))
 
     @_in_parts
-    def _summed(self, low: Array, middle: Array, high: Array) -> Array:
-        """The sum of products of limbs, of which the middle one has all three."""
+    def _summed(self, high: Array, low: Array, middle: Array | None = None) -> Array:
+        """The sum of products of limbs: with the high and the low one of one operand, or those of both and of sums."""
+        if middle is None:
+            return self.reduced((self.reduced(high.astype(np.int64)) << 16) + low.astype(np.int64))
         whole = middle - low
         whole -= high
         highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, whole, low))
@@ -594,7 +601,7 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
     if scale is None or len(places) > (_FEW if part.ndim == 2 else 0):
         for field, entries in operands:
             power = field.modulus.powers[(scale or 0) - _LOWEST_EXPONENT]
-            yield field.product(_limbs(entries), _limbs(field.mul(field.lift(part, scalar=False).entries, power)))
+            yield field.product(entries, field.mul(field.lift(part, scalar=False).entries, power))
         return
     high[odd] = scaled[odd] = 0.0
     rows = np.concatenate([entries for _, entries in operands], -2)
@@ -617,6 +624,13 @@ def _scale(weight: Array) -> int | None:
     """The power of 2 by which entries of 24 bits are integers up to 2^51; None for integers, infinities and NaN."""
     top = max(float(weight.max(initial=0)), -float(weight.min(initial=0))) if is_float(weight) else np.inf
     return min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
+
+
+def stacked(a: Array, b: Array) -> Array:
+    """a @ b; many matrices times one are multiplied at once."""
+    if a.ndim > 2 and a.size and math.prod(b.shape[:-2]) == 1 and a.ndim >= b.ndim:
+        return np.asarray((a.reshape(-1, a.shape[-1]) @ b.reshape(b.shape[-2:])).reshape(*a.shape[:-1], b.shape[-1]))
+    return np.asarray(a @ b)
 
 
 def mix(h: Array) -> Array:

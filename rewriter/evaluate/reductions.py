@@ -112,7 +112,8 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     else:
         chosen = masks.argmin(-1)[..., None]
         anchor, least = np.take_along_axis(entries, chosen, -1), np.take_along_axis(masks, chosen, -1)
-        weights = np.where(masks > least, 0, f.exp(f.sub(entries, anchor)))
+        kept, weights = masks <= least, np.zeros_like(entries)
+        weights[kept] = f.exp(f.sub(entries[kept], np.broadcast_to(anchor, entries.shape)[kept]))
     return anchor, weights, f.total(weights, -1, keepdims=True)
 
 

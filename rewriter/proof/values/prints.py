@@ -38,16 +38,17 @@ class Fingerprints(Evaluator):
         feeds: Mapping[str, Array],
         *,
         printing: bool = True,
+        constants: bool = True,
         cover: dict[bytes, Array] | None = None,
         **options: Any,
     ) -> None:
-        """As `Evaluator`; without `printing`, no fingerprints are taken.
+        """As `Evaluator`; without `printing`, no fingerprints are taken, and without `constants` none of these.
 
         `cover` gets, by content of a constant table, which of its entries were read in all evaluations so far.
         """
         super().__init__(program, field, feeds, **options)
         self.field, self.cover = field, {} if cover is None else cover
-        self._printing = printing
+        self._printing, self._constants = printing, constants
         # Tables of which this size may read only a part, by content: name and shape.
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
         self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
@@ -67,7 +68,7 @@ class Fingerprints(Evaluator):
         super().record(name, value)
         if isinstance(value, (Value, np.ndarray)):
             self.shapes[name] = value.shape
-        if self._printing and is_float(value):
+        if self._printing and is_float(value) and (self._constants or isinstance(value, Value)):
             # A constant has the fingerprint of the entries that it is, a large one that of its bits.
             large = not isinstance(value, Value) and value.size > _LARGE
             entries: Any = value if large else np.ascontiguousarray(self.field.lift(value).entries)
