@@ -22,8 +22,8 @@ import onnx
 
 from benchmarks.timing import Feeds, rounds
 from rewriter.errors import ProviderError
+from rewriter.inputs.cases import Maker
 from rewriter.ort.providers import require_provider
-from rewriter.proof.inputs.cases import Maker
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

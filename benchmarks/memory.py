@@ -44,7 +44,7 @@ def _measure(model: Path, tokens: int) -> int:
     import onnxruntime
 
     from rewriter.files.load import load_model
-    from rewriter.proof.inputs.cases import make_cases
+    from rewriter.inputs.cases import make_cases
 
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False

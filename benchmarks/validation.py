@@ -22,8 +22,8 @@ from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from benchmarks.timing import Ratio, ratio
 from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
+from rewriter.inputs.cases import make_cases
 from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.cases import make_cases
 
 
 @dataclass(frozen=True)

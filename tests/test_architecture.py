@@ -33,7 +33,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "rewriter/files/": ("rewriter.files", "rewriter.graph", *_BASE),
     "rewriter/ort/": ("rewriter.ort", *_GROUND),
     "rewriter/evaluate/": ("rewriter.evaluate", *_GROUND),
-    "rewriter/proof/": ("rewriter.proof", "rewriter.evaluate", "rewriter.ort", *_GROUND),
+    "rewriter/inputs/": ("rewriter.inputs", "rewriter.ort", *_GROUND),
+    "rewriter/proof/": ("rewriter.proof", "rewriter.evaluate", "rewriter.inputs", "rewriter.ort", *_GROUND),
     "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/report/": ("rewriter.report", "rewriter.compare", "rewriter.proof", "rewriter.files", *_BASE),
     "rewriter/adapters/": (
@@ -41,8 +42,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         *_BASE,
     ),
     "rewriter/interpret/": (
-        *("rewriter.interpret", "passes", "rewriter.evaluate", "rewriter.compare", "rewriter.proof", "rewriter.ort"),
-        *_GROUND,
+        *("rewriter.interpret", "passes", "rewriter.evaluate", "rewriter.compare", "rewriter.inputs"),
+        *("rewriter.proof", "rewriter.ort", *_GROUND),
     ),
     "passes/": ("passes", "rewriter.graph", *_TABLE, "rewriter.arrays", "rewriter.options"),
 }

@@ -14,10 +14,10 @@ from rewriter.api.run import Run, environment, name_of
 from rewriter.compare.graphs import signature_differences
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.files.load import Source, load_model
+from rewriter.inputs.cases import Case, Maker
+from rewriter.inputs.specs import Kind
 from rewriter.ort.providers import chosen_providers
 from rewriter.ort.sessions import Session, open_session
-from rewriter.proof.inputs.cases import Case, Maker
-from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.validate import Progress
 from rewriter.report.report import Result
 

@@ -26,7 +26,7 @@ from rewriter.files.load import LoadedModel, Source, like, load_model, read_tens
 from rewriter.files.save import check_output, staged_output
 from rewriter.files.soundness import check_structure
 from rewriter.graph.walk import all_graphs
-from rewriter.proof.inputs.accepted import run_accepted
+from rewriter.proof.accepted import run_accepted
 from rewriter.proof.run import Side, Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress

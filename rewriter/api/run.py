@@ -22,10 +22,11 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from passes.options import EXPOSED, Options
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
+from rewriter.inputs import Inputs as GivenInputs
+from rewriter.inputs import as_given
 from rewriter.options import build, options_of, unknown_option
 from rewriter.proof.run import Progress, silent
-from rewriter.proof.settings import Inputs as GivenInputs
-from rewriter.proof.settings import Settings, as_given
+from rewriter.proof.settings import Settings
 from rewriter.report.report import Report
 from rewriter.text import clean
 

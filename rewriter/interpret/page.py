@@ -18,6 +18,7 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, tokens_as_text
+from rewriter.inputs.cases import Case
 from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution_of, by_head
 from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.original import Attention
@@ -25,7 +26,6 @@ from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import InputsOrText, Text, cases_of, hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.why import ScoreTerms, scores_of
-from rewriter.proof.inputs.cases import Case
 
 MAX_TOKENS = 256  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES, _MAX_ACTIVATIONS = 5 * 2**19, 5 * 2**11  # of all original heads; of all neurons

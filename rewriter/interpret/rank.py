@@ -22,11 +22,11 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import TokenText, tokens_as_text
 from rewriter.graph.constants import Constants
+from rewriter.inputs.specs import Role
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.specs import Role
 
 Chosen = Sequence[int] | slice  # members
 KINDS = "QKV"  # read by queries, keys, values

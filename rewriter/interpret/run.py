@@ -25,14 +25,14 @@ from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.graph.extract import extract, split, upstream
+from rewriter.inputs import Inputs, as_given
+from rewriter.inputs.cases import Case, Maker, load_cases
+from rewriter.inputs.specs import InputSpec, Role
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.cases import Case, Maker, load_cases
-from rewriter.proof.inputs.specs import InputSpec, Role
 from rewriter.proof.run import Side, fed, open_model, open_reference
-from rewriter.proof.settings import Inputs, as_given
 from rewriter.text import quoted
 
 Values = Mapping[str, Array]

@@ -30,7 +30,7 @@ from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import extract, upstream
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label, needed
 from rewriter.graph.walk import is_external, reads
-from rewriter.proof.inputs.cases import Maker
+from rewriter.inputs.cases import Maker
 
 Shape = tuple[int, ...]
 Indices = NDArray[np.int64]

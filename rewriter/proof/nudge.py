@@ -24,7 +24,7 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import inlined
 from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of
-from rewriter.proof.inputs.cases import Case
+from rewriter.inputs.cases import Case
 from rewriter.proof.rule import Results
 from rewriter.proof.run import Side, Way, run_model
 

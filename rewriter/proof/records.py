@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import onnx
@@ -134,8 +134,6 @@ class Certificate:
     departure: Departure | None = None
     partly: tuple[str, ...] = ()  # tables that the original lacks, and of which these sizes read only a part
     tried_only: str = ""  # why it is not known for every size
-    # whether the original could not be evaluated at any size
-    unable: bool = field(default=False, metadata={"json": ""})
     assumed: tuple[str, ...] = ASSUMED  # what the proof rests on
     not_claimed: tuple[str, ...] = NOT_CLAIMED  # what it says nothing about
     also: ClassVar[tuple[str, ...]] = ("domain",)

@@ -31,8 +31,8 @@ from rewriter.graph.extract import Cut, bytes_of, extract, split, with_outputs
 from rewriter.graph.types import type_of
 from rewriter.graph.view import GraphView, Path, all_views, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
+from rewriter.inputs.cases import Case
 from rewriter.ort.sessions import Session, fits, open_session
-from rewriter.proof.inputs.cases import Case
 from rewriter.proof.rule import Results, magnitude
 from rewriter.text import counted, first_of, quoted
 

@@ -1,23 +1,15 @@
-"""The options of the proof, and the inputs that callers give.
+"""The options of the proof.
 
 The module imports little at the top, because the command line always loads it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from rewriter.errors import UsageError
+from rewriter.inputs import Given
 from rewriter.options import option
-
-Given = Path | Mapping[str, Any]  # an npz file, or its content: arrays by `input`, or by `case/input`
-
-Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""The path of an npz file, arrays by input name, or several cases of those."""
 
 PROOFS = ("auto", "whole", "blocks")
 """The part of a model that is loaded at a time: all of it (`whole`), or one block or segment (`blocks`)."""
@@ -65,21 +57,3 @@ def checked(settings: Settings) -> Settings:
     from rewriter.ort.providers import chosen_providers
 
     return replace(settings, providers=chosen_providers(settings.providers))
-
-
-def as_given(inputs: Inputs) -> Given:
-    """The caller's `inputs` in one of two forms. Raises UsageError for anything else."""
-    if isinstance(inputs, (str, os.PathLike)):
-        return Path(inputs)
-    cases = (inputs,) if isinstance(inputs, Mapping) else tuple(inputs)
-    if not cases or not all(isinstance(case, Mapping) and case for case in cases):
-        raise UsageError("inputs must be the path of an npz file, arrays by input name, or a list of those")
-    prefixes = [""] if len(cases) == 1 else [f"{number}/" for number in range(len(cases))]
-    return {
-        f"{prefix}{name}": value for prefix, case in zip(prefixes, cases, strict=True) for name, value in case.items()
-    }
-
-
-def spelled(given: Given) -> str:
-    """The name of the inputs in messages."""
-    return given.name if isinstance(given, Path) else "inputs"

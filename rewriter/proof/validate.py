@@ -26,10 +26,10 @@ from rewriter.graph.extract import between
 from rewriter.graph.mixtures import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
+from rewriter.inputs.cases import Case, Maker
+from rewriter.inputs.specs import Kind
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.inputs.accepted import run_accepted
-from rewriter.proof.inputs.cases import Case, Maker
-from rewriter.proof.inputs.specs import Kind
+from rewriter.proof.accepted import run_accepted
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from models.entry import Entry, Exporter
 from models.registry import ENTRIES, get
 from rewriter import ExitStatus, Report, rewrite
+from rewriter.inputs.cases import make_cases
 from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.cases import make_cases
 from tests.conftest import Export, exporters_of
 from tests.passes.test_apply import assert_unique_names, new_nodes
 

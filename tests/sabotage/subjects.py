@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rewriter.proof.inputs.cases import make_cases
+from rewriter.inputs.cases import make_cases
 from tests.committed import FOLDER as COMMITTED
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model, values
 

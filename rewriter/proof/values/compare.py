@@ -28,9 +28,9 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import GraphView, Place, all_views
 from rewriter.graph.walk import iter_nodes
+from rewriter.inputs.cases import Case, Maker, Setting
+from rewriter.proof.accepted import SizeSearch
 from rewriter.proof.certificate.expressions import listing, ordered
-from rewriter.proof.inputs.accepted import SizeSearch
-from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
@@ -44,8 +44,7 @@ from rewriter.proof.values.heads import (
     linear_leaf,
     proposals,
 )
-from rewriter.proof.values.prints import Fingerprints, same_value
-from rewriter.proof.values.signs import Signs
+from rewriter.proof.values.prints import Fingerprints, Signs, same_value
 from rewriter.proof.values.uniform import EqualTensors, departs
 from rewriter.proof.values.walk import Kept, wide
 
@@ -247,9 +246,7 @@ class Pair:
             reason=named or self._reason,
             refuted=bool(self._refuted),
         )
-        return Certificate(
-            certified=False, refusals=(why,), departure=departing, unable=self.unable and not self._differ
-        )
+        return Certificate(certified=False, refusals=(why,), departure=departing)
 
     def _few_signs(self) -> bool:
         """Whether a result of a decision in either model was drawn with too few signs to have been seen."""

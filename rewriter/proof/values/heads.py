@@ -48,6 +48,7 @@ from rewriter.evaluate.table import ELEMENTWISE, MOVES
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes, reached, subgraphs
+from rewriter.inputs.cases import Maker
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import (
     ONE,
@@ -62,7 +63,6 @@ from rewriter.proof.certificate.expressions import (
     sub,
     total,
 )
-from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.records import CEILINGS, TOPS, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, wide

@@ -13,8 +13,8 @@ from onnx import numpy_helper
 
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite, validate
 from rewriter.files.load import load_model
+from rewriter.inputs.cases import Case, make_cases
 from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.rule import Results
 from rewriter.proof.run import ModelRuns, Side, Way, run_model
 from rewriter.proof.settings import LARGE, Settings

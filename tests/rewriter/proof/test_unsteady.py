@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter import Comparison, rewrite, validate
-from rewriter.proof.inputs.cases import Case
+from rewriter.inputs.cases import Case
 from rewriter.proof.run import ModelRuns, Ran, Way, cleared, gaps_of, told
 from tests.textmodels import SILU, text_model
 

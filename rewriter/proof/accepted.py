@@ -21,10 +21,11 @@ from rewriter.arrays import Array
 from rewriter.errors import RewriteError, UsageError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
-from rewriter.proof.inputs.cases import Case, Maker, States, Texts, load_cases, make_cases
-from rewriter.proof.inputs.specs import Kind
+from rewriter.inputs import spelled
+from rewriter.inputs.cases import Case, Maker, States, Texts, load_cases, make_cases
+from rewriter.inputs.specs import Kind
 from rewriter.proof.run import ModelRuns, Side, Way, open_model, run_model
-from rewriter.proof.settings import LARGE, Settings, spelled
+from rewriter.proof.settings import LARGE, Settings
 
 _MAX_ROUNDS, _MAX_TRIALS = 6, 12  # maximum number of rounds of trials, and of trials per session
 _MAX_ELEMENTS, _MAX_ROWS = 2**22, 4  # maximum number of elements of all inputs, and of rows, in a trial

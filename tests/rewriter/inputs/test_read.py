@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 from rewriter.errors import UsageError
-from rewriter.proof.inputs.cases import load_cases
+from rewriter.inputs.cases import load_cases
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -16,8 +16,8 @@ from onnx import numpy_helper
 from rewriter import ExitStatus, ValidationError, rewrite
 from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
-from rewriter.proof.inputs.accepted import run_accepted
-from rewriter.proof.inputs.cases import Case, Maker
+from rewriter.inputs.cases import Case, Maker
+from rewriter.proof.accepted import run_accepted
 from rewriter.proof.run import ModelRuns, Side, Way
 from rewriter.proof.settings import Settings
 from tests.committed import FOLDER as MODELS

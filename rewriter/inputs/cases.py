@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from rewriter.errors import UsageError
 from rewriter.graph.types import terms_of, type_of
 from rewriter.graph.view import GraphView
+from rewriter.inputs import Given, spelled
+from rewriter.inputs.specs import Inputs, InputSpec, Kind, Role, kind_of, numpy_type
 from rewriter.ort.sessions import fits
-from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role, kind_of, numpy_type
-from rewriter.proof.settings import Given, spelled
 from rewriter.text import one_line, quoted
 
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)

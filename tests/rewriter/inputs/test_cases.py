@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.errors import UsageError
+from rewriter.inputs.cases import Case, Maker, make_cases
 from rewriter.ort.sessions import open_session
-from rewriter.proof.inputs.cases import Case, Maker, make_cases
 from tests.textmodels import filled
 
 INT, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
