@@ -24,15 +24,6 @@ from tests.rewriter.evaluate.single import (
 X = np.array([[1, -2, 0.5], [3, 0.25, -1]], np.float32)
 
 
-def checked(nodes: str, inputs: str, feeds: dict[str, np.ndarray], *, by: Any = by_onnx) -> None:
-    model = text_model(nodes, inputs)
-    made = in_floats(model, feeds)
-    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
-    assert_near(made, by_onnxruntime(model, feeds), 1e-6, 1e-6)
-    assert_near(made, by(model, feeds), 1e-6, 1e-6)
-    assert_equal_in_both(model, feeds)
-
-
 CONSTANTS = "zero = Constant <value_int = 0> () two = Constant <value_int = 2> () four = Constant <value_int = 4> () "
 IF = (
     "y = If <then_branch = then () => (float[2, 3] a) { a = Add(x, x) },"
@@ -46,25 +37,31 @@ CARRIED = (
     "y = Loop <body = body (int64 i, bool go, float[2, 3] s) => (bool more, float[2, 3] t) {"
     " more = Identity(go) t = Add(s, x) }> (k, c, x)"
 )
+DECLARED = {"c": "bool c", "k": "int64 k"}
 
 
-@pytest.mark.parametrize("c", [True, False])
-def test_if(c: bool) -> None:
-    checked(IF, "float[2, 3] x, bool c", {"x": X, "c": np.array(c)})
-
-
-def test_a_branch_that_a_shape_decides() -> None:
-    checked(f"{CONSTANTS} s = Size(x) c = Greater(s, four) {IF}", "float[2, 3] x", {"x": X})
-
-
-def test_a_loop_that_ends_by_its_condition() -> None:
-    # onnx's evaluator takes a condition that is left out as false.
-    checked(CONSTANTS + LOOP, "float[2, 3] x", {"x": X}, by=by_onnxruntime)
-
-
-@pytest.mark.parametrize(("k", "c"), [(3, True), (3, False), (0, True)])
-def test_a_loop_with_a_count(k: int, c: bool) -> None:
-    checked(CARRIED, "float[2, 3] x, int64 k, bool c", {"x": X, "k": np.array(k), "c": np.array(c)})
+@pytest.mark.parametrize(
+    ("nodes", "given"),
+    [
+        (IF, {"c": True}),
+        (IF, {"c": False}),
+        (f"{CONSTANTS} s = Size(x) c = Greater(s, four) {IF}", {}),
+        (CONSTANTS + LOOP, {}),
+        (CARRIED, {"k": 3, "c": True}),
+        (CARRIED, {"k": 3, "c": False}),
+        (CARRIED, {"k": 0, "c": True}),
+    ],
+    ids=["if", "else", "a-shape-decides", "loop-ends-by-its-condition", "loop-of-3", "loop-not-entered", "loop-of-0"],
+)
+def test_branches_and_loops(nodes: str, given: dict[str, Any]) -> None:
+    model = text_model(nodes, ", ".join(["float[2, 3] x", *(DECLARED[name] for name in given)]))
+    feeds = {"x": X, **{name: np.array(value) for name, value in given.items()}}
+    made = in_floats(model, feeds)
+    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    assert_near(made, by_onnxruntime(model, feeds), 1e-6, 1e-6)
+    if LOOP not in nodes:  # onnx's evaluator takes a condition that is left out as false
+        assert_near(made, by_onnx(model, feeds), 1e-6, 1e-6)
+    assert_equal_in_both(model, feeds)
 
 
 def test_a_loop_that_never_runs_yields_nothing() -> None:

@@ -29,29 +29,21 @@ ROWS = {
     "in a function": "y = local.embed(table, ids)",
 }
 WANTED = dict.fromkeys(ROWS, 50) | {"the smallest counts": 20, "the other axis": 8, "in a branch": 20}
+NO_SELECTION = {
+    "a comparison": "y = Equal(ids, two)",
+    "an index": "a = ArgMax(ids) y = Gather(table, a)",
+    "a size": "a = Shape(ids) y = Gather(table, a)",
+    "a difference": "a = Sub(two, ids) y = Gather(table, a)",
+}
 FUNCTION = '<domain: "local", opset_import: ["": 17]> embed (w, i) => (o) { c = Cast<to=7>(i) o = Gather(w, c) }'
 
 
-@pytest.mark.parametrize("case", ROWS)
+@pytest.mark.parametrize("case", [*ROWS, *NO_SELECTION])
 def test_rows(case: str) -> None:
     graph = f"""g (int64[batch, seq] ids, bool flag) => (float y)
         <float[50, 8] table, float[20, 8] small, float[8] g, int64[2] shape = {{0, -1}}, int64[1] one = {{1}},
-         int64[1] two = {{2}}> {{ {ROWS[case]} }}"""
-    assert specs(graph, FUNCTION)[0]["ids"].rows == WANTED[case]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "y = Equal(ids, two)",
-        "a = ArgMax(ids) y = Gather(table, a)",
-        "a = Shape(ids) y = Gather(table, a)",
-        "a = Sub(two, ids) y = Gather(table, a)",
-    ],
-)
-def test_what_is_no_selection(body: str) -> None:
-    graph = f"g (int64[batch, seq] ids) => (float y) <float[50, 8] table, int64[1] two = {{2}}> {{ {body} }}"
-    assert specs(graph)[0]["ids"].rows is None
+         int64[1] two = {{2}}> {{ {(ROWS | NO_SELECTION)[case]} }}"""
+    assert specs(graph, FUNCTION)[0]["ids"].rows == WANTED.get(case)
 
 
 @pytest.mark.parametrize(
