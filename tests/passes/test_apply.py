@@ -66,25 +66,21 @@ def same(model: onnx.ModelProto, options: Mapping[str, Any] | None = None, **bou
     return accurate(model, planned(model, **(options or {})), **bounds)
 
 
-@BOTH_WAYS
 @EACH_PROGRAM
-def test_only_attention_is_left_of_a_block(text: str, options: dict[str, Any], inline: bool) -> None:
-    model = mlp(text, **options)
-    result = converted(model, inline=inline)
-    onnx.checker.check_model(result, full_check=True)
-    outside = {"MatMul", "Split"}
-    assert {node.op_type for node in all_nodes(result) if node.domain == ""} <= ATTENTION | outside
-    assert {node.op_type for node in new_nodes(result) if node.domain == ""} <= ATTENTION
-    calls = [node for node in result.graph.node if node.domain == DOMAIN]
-    assert [len(calls), len(result.functions)] == ([0, 0] if inline else [1, 1])
-    assert "Exp" in {node.op_type for node in all_nodes(result)}
-
-
-@EACH_PROGRAM
-def test_function_call_and_inline_are_the_same_bit_for_bit(text: str, options: dict[str, Any]) -> None:
-    model = mlp(text, **options)
-    called, inlined = (run(converted(model, inline=each), **feeds_of(model)) for each in (False, True))
-    np.testing.assert_array_equal(called["out"], inlined["out"])
+def test_only_attention_is_left_of_a_block(text: str, options: dict[str, Any]) -> None:
+    """As a function and inline, which are the same bit for bit."""
+    model, computed = mlp(text, **options), []
+    for inline in (False, True):
+        result = converted(model, inline=inline)
+        onnx.checker.check_model(result, full_check=True)
+        outside = {"MatMul", "Split"}
+        assert {node.op_type for node in all_nodes(result) if node.domain == ""} <= ATTENTION | outside
+        assert {node.op_type for node in new_nodes(result) if node.domain == ""} <= ATTENTION
+        calls = [node for node in result.graph.node if node.domain == DOMAIN]
+        assert [len(calls), len(result.functions)] == ([0, 0] if inline else [1, 1])
+        assert "Exp" in {node.op_type for node in all_nodes(result)}
+        computed.append(run(result, **feeds_of(model))["out"])
+    np.testing.assert_array_equal(*computed)
 
 
 @BOTH_WAYS
