@@ -37,12 +37,8 @@ class Example:
 
 
 def examples(page: str) -> tuple[Example, ...]:
-    return examples_in((ROOT / page).read_text(encoding="utf-8"))
-
-
-def examples_in(text: str) -> tuple[Example, ...]:
     found: list[Example] = []
-    for language, code in _BLOCK.findall(text):
+    for language, code in _BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
         if language in ("sh", "python"):
             found.append(Example(language, code, None))
         elif not language:

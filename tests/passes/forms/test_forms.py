@@ -229,31 +229,27 @@ def test_operators_that_stay(options: dict[str, Any], reason: str) -> None:
         assert reason in told
 
 
-@EACH_FORM
-def test_four_axes(form: str) -> None:
-    shape = "float[batch, 2, tokens, 4]"
-    model = mlp(SILU, inputs=f"{shape} x", outputs=f"{shape} out")
-    plan = planned(model, form)
-    assert plan.notes == ()
-    accurate(model, plan, optimised=[False])
-
-
-@EACH_FORM
-def test_shape_of_the_activation_comes_from_the_input(form: str) -> None:
-    """TorchScript's Conv1D reads the shape of the activation, which must not keep the activation alive."""
-    constants = integers(flat=[-1, 4], flat8=[-1, 8], zero=[0], two=[2], eight=[8], four=[4])
-    model = mlp(
-        SILU,
-        first=(
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "four axes": {"inputs": "float[batch, 2, tokens, 4] x", "outputs": "float[batch, 2, tokens, 4] out"},
+    # TorchScript's Conv1D reads the shape of the activation, which must not keep the activation alive.
+    "the shape of the activation": {
+        "first": (
             "i = Shape(x) j = Slice(i, zero, two) k = Concat<axis = 0>(j, eight) "
             "f = Reshape(x, flat) g = Gemm(f, W1, b1) y = Reshape(g, k)"
         ),
-        second=(
+        "second": (
             "i2 = Shape(h) j2 = Slice(i2, zero, two) k2 = Concat<axis = 0>(j2, four) "
             "f2 = Reshape(h, flat8) g2 = Gemm(f2, W2, b2) out = Reshape(g2, k2)"
         ),
-        constants=constants,
-    )
+        "constants": integers(flat=[-1, 4], flat8=[-1, 8], zero=[0], two=[2], eight=[8], four=[4]),
+    },
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@EACH_FORM
+def test_layouts(form: str, name: str) -> None:
+    model = mlp(SILU, **LAYOUTS[name])
     plan = planned(model, form)
     assert plan.notes == ()
     assert not operators(accurate(model, plan, optimised=[False])) & {"Sigmoid", "Gemm"}

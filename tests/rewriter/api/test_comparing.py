@@ -43,21 +43,17 @@ def shifted(name: str, delta: float) -> Change:
     return lambda model: change_values(weight(model, name), f"v.flat[-1] += {delta}")
 
 
-def without_mask(model: onnx.ModelProto) -> None:
-    """Layer 1 sees the future."""
-    node = maker(model, "/h.1/attn/masked/output")
-    becomes(node, "Identity")
-
-
-def transposed_weight(model: onnx.ModelProto) -> None:
-    change_values(weight(model, "h.1.attn.c_proj.weight"), "v = v.T")
-
-
-PLANTED = {
+PLANTED: dict[str, tuple[Change, str]] = {
     "a weight of W1": (shifted("h.1.mlp.c_fc.weight", 1e-2), "MatMul '/h.1/mlp/c_fc/MatMul'"),
     "a bias of the attention": (shifted("h.1.attn.c_attn.bias", 1e-2), "Add '/h.1/attn/c_attn/Add'"),
-    "a dropped mask": (without_mask, "Softmax '/h.1/attn/pattern'"),
-    "a transposed weight": (transposed_weight, "MatMul '/h.1/attn/c_proj/MatMul'"),
+    "a dropped mask": (
+        lambda model: becomes(maker(model, "/h.1/attn/masked/output"), "Identity"),
+        "Softmax '/h.1/attn/pattern'",
+    ),
+    "a transposed weight": (
+        lambda model: change_values(weight(model, "h.1.attn.c_proj.weight"), "v = v.T"),
+        "MatMul '/h.1/attn/c_proj/MatMul'",
+    ),
     "the final norm": (shifted("ln_f.weight", 1e-2), "LayerNormalization '/ln_f/LayerNormalization'"),
 }
 

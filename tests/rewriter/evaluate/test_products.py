@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,27 +44,23 @@ def _matrices() -> list[Case]:
     return cases
 
 
-def _fused() -> list[Case]:
-    cases = []
+def _fused() -> Iterator[Case]:
     for one, two in itertools.product((0, 1), (0, 1)):
         attributes = {"transA": one, "transB": two, "alpha": 0.75}
         operands = [_x(2, 4, 3) if one else _x(2, 3, 4), _x(2, 5, 4) if two else _x(2, 4, 5)]
-        cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
+        yield Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT)
         # [rows, batch, more, columns] and [rows, batch, columns] with transBatch
         operands = [_x(4, 2, 3) if one else _x(3, 2, 4), _x(5, 2, 4) if two else _x(4, 2, 5)]
         attributes = attributes | {"transBatchA": 1, "transBatchB": 1}
-        cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
+        yield Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT)
         operands = [_x(2, 6, 4, 3) if one else _x(2, 6, 3, 4), _x(2, 6, 5, 4) if two else _x(2, 6, 4, 5)]
         operands = [np.ascontiguousarray(np.moveaxis(each, -2, 0)) for each in operands]
-        cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
-    cases.append(
-        Case("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5}, domain=MICROSOFT, judges=_ORT)
-    )
+        yield Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT)
+    yield Case("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5}, domain=MICROSOFT, judges=_ORT)
     for name, given in [("Relu", {}), ("LeakyRelu", {"activation_alpha": 0.25})]:
         operands = [_x(4, 3), _x(4, 5), _x(5)]
         attributes = dict[str, Any](given, transA=1, activation=name)
-        cases.append(Case("FusedGemm", operands, attributes, domain=MICROSOFT, judges=_ORT))
-    return cases
+        yield Case("FusedGemm", operands, attributes, domain=MICROSOFT, judges=_ORT)
 
 
 def _einsums() -> list[Case]:
@@ -82,8 +79,7 @@ def _einsums() -> list[Case]:
     return [*cases, Case("Einsum", [_x(3, 4), _x(2, 4, 5)], equation, judges=_ONNX)]
 
 
-def _convolutions() -> list[Case]:
-    cases = []
+def _convolutions() -> Iterator[Case]:
     for rank in (1, 1, 2, 2, 2, 2, 2, 3):
         groups, sizes = _any(1, 2, 3), _RNG.integers(6, 9, rank).tolist()
         kernel = _RNG.integers(1, 4, rank).tolist()
@@ -93,20 +89,17 @@ def _convolutions() -> list[Case]:
         }  # fmt: skip
         pads = _RNG.integers(0, 3, 2 * rank).tolist()
         data = _x(2, groups * 2, *sizes)
-        cases.append(
-            Case("Conv", [data, _x(groups * 3, 2, *kernel), _x(groups * 3)], attributes | {"pads": pads}, judges=_ORT)
-        )
-        cases.append(Case("Conv", [data, _x(groups * 3, 2, *kernel)], {"group": groups, "pads": pads}))
+        yield Case("Conv", [data, _x(groups * 3, 2, *kernel), _x(groups * 3)], attributes | {"pads": pads}, judges=_ORT)
+        yield Case("Conv", [data, _x(groups * 3, 2, *kernel)], {"group": groups, "pads": pads})
     for mode in ("SAME_UPPER", "SAME_LOWER", "VALID"):
         data, weight = _x(1, 2, 7, 8), _x(3, 2, 2, 3)
-        cases.append(Case("Conv", [data, weight], {"auto_pad": mode, "strides": [2, 1]}, judges=_ORT))
+        yield Case("Conv", [data, weight], {"auto_pad": mode, "strides": [2, 1]}, judges=_ORT)
     operands = [_x(1, 2, 5, 5), _x(3, 2, 2, 2), _x(3), _x(1, 3, 4, 4)]
-    cases.append(Case("FusedConv", operands, {"activation": "Relu"}, domain=MICROSOFT, judges=_ORT))
+    yield Case("FusedConv", operands, {"activation": "Relu"}, domain=MICROSOFT, judges=_ORT)
     for name, parameters in (("Clip", [-1.0, 1.0]), ("HardSigmoid", [0.5, 0.25])):
         attributes = {"activation": name, "activation_params": parameters}
-        cases.append(Case("FusedConv", operands[:3], attributes, domain=MICROSOFT, judges=_ORT))
-    cases.append(Case("FusedConv", operands[:3], domain=MICROSOFT, judges=_ORT))
-    return cases
+        yield Case("FusedConv", operands[:3], attributes, domain=MICROSOFT, judges=_ORT)
+    yield Case("FusedConv", operands[:3], domain=MICROSOFT, judges=_ORT)
 
 
 _CASES = [*_matrices(), *_fused(), *_einsums(), *_convolutions()]

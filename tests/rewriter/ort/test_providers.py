@@ -96,11 +96,8 @@ class _Noisy(Session):
 
     def run(self, *given: Any, **options: Any) -> dict[str, Any]:
         found = super().run(*given, **options)
-        return {name: _off(value, self.noise) for name, value in found.items()}
-
-
-def _off(value: Any, noise: float) -> Any:
-    return value + np.float32(noise) if value.dtype == np.float32 else value
+        noise = np.float32(self.noise)
+        return {name: value + noise if value.dtype == np.float32 else value for name, value in found.items()}
 
 
 def test_placement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,7 @@ PAIRS: dict[str, tuple[str, str]] = {
         f"n, , , t = {SKIP}(p, x, g, b2, b2) out = Sub(n, t)",
     ),
     "RMS": (f"t = Add(p, x) {RMS}(t, g)", f"out = {SKIP.replace('Layer', 'SimplifiedLayer')}(x, p, g)"),
-    "a product with a factor": (
-        "m = MatMul(p, square) out = Mul(m, half)",
-        "out = com.microsoft.FusedMatMul<alpha = 0.5>(p, square)",
-    ),
+    "a product with a factor": (SCALED, f"out = {FUSED_PRODUCT}<alpha = 0.5>(p, square)"),
     "a product": ("out = MatMul(p, square)", f"out = {FUSED_PRODUCT}(p, square)"),
     "a GELU with a bias": ("t = Add(p, b2) out = com.microsoft.Gelu(t)", "out = com.microsoft.BiasGelu(p, b2)"),
     "a cast to the same type": ("out = Tanh(p)", "c = Cast<to = 1>(p) out = Tanh(c)"),
