@@ -61,8 +61,8 @@ OTHER_TYPES = [
 @pytest.mark.parametrize(("text", "options"), [p[1:] for p in OTHER_TYPES], ids=[p[0] for p in OTHER_TYPES])
 def test_every_program_in_other_types(text: str, options: dict[str, Any]) -> None:
     """In half precision heads are computed in float32; the largest error measured is 0.92 times the original's."""
-    ratio = {"ratio": 1.5} if options["elem"] == "float16" else {}
-    same(mlp(text, **options), **ratio, **VALUE.get(text, {}))
+    bounds: dict[str, Any] = {"ratio": 1.5} if options["elem"] == "float16" else {}
+    same(mlp(text, **options), **bounds, **VALUE.get(text, {}))
 
 
 FACTORS = ("0.013", "0.0007", "3.7", "-1.1")
