@@ -113,7 +113,7 @@ def test_report(capsys: Capture, option: str) -> None:
     assert (data["version"], data["a"], data["b"], data["verdict"]) == (1, "a.onnx", "b.onnx", "certified")
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("command", ["validate", "diff"])
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
