@@ -520,8 +520,10 @@ class _Reader(Replacing):
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises NotAFunction where there are none."""
         run, terms, why = self._theirs, list[Expression](), ""
-        twins = self._twins.get(b"" if layer.matrix is None else content(layer.matrix))
-        for name, spots in _multiplied(run, twins or run.makers.values(), layer, n, place):
+        nodes = self._twins.get(b"" if layer.matrix is None else content(layer.matrix)) or [*run.makers.values()]
+        if isinstance(layer.weight, str):
+            nodes = [node for node in nodes if layer.data in node.input]
+        for name, spots in _multiplied(run, nodes, layer, n, place):
             for spot in spots:
                 if run.values[name].entries[spot] == 0:
                     continue
