@@ -250,20 +250,17 @@ class Reader:
             return None
         if integer_of(node, "axis", -1) not in (-1, (view.type_of(node.input[0]).rank or 0) - 1):
             raise LostError.at(node, "it is not over the last axis")
-        (values, after), (product, before) = nearest[0], self._before(node)
-        return Core(product, before, softmax, after, values)
 
-    def _before(self, softmax: onnx.NodeProto) -> tuple[int, tuple[Step, ...]]:
         def passes(node: onnx.NodeProto, place: int) -> bool:
             return node.op_type in SCORING and (node.op_type != "Sub" or not place)
 
-        scores = softmax.input[0]
+        (values, after), scores = nearest[0], node.input[0]
         for least in (2, 1):  # queries may be weights, as of a head that pools
-            ways = self.view.routes(scores, partial(self._is_product, least=least), passes)
-            for product, steps in sorted(ways, key=lambda way: [place for _, place in way[1]])[:1]:
-                return product, steps[::-1]
+            routes = view.routes(scores, partial(self._is_product, least=least), passes)
+            for product, before in sorted(routes, key=lambda way: [place for _, place in way[1]])[:1]:
+                return Core(product, before[::-1], softmax, after, values)
         reason = "its scores are not a product of queries and keys, scaled, masked or capped"
-        raise LostError.at(self.view.made_by(scores) or softmax, reason)
+        raise LostError.at(view.made_by(scores) or node, reason)
 
     def _is_product(self, node: onnx.NodeProto, least: int = 2) -> bool:
         """Whether a node multiplies two tensors, of which so many depend on data."""
@@ -553,7 +550,10 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None
     square = [each for each in conversions if each.form == WHOLE]
-    most = longest or fixed or min([*map(_longest_fitting, square), DEFAULT_MAX_TOKENS])
+    # The patterns of all heads of a block stay within `LARGEST_PATTERN`.
+    ones = ((each, (each.block.neurons or 1) * np.dtype(each.dtype).itemsize) for each in square)
+    fitting = (int((LARGEST_PATTERN / one) ** 0.5) - 1 - each.program.bias_tokens for each, one in ones)
+    most = longest or fixed or min(max(1, min(fitting, default=DEFAULT_MAX_TOKENS)), DEFAULT_MAX_TOKENS)
     groups = [group for each in conversions for group in groups_of(each.program)]
     kinds = {type_of_positions(each) for each in conversions}
     if len(kinds) > 1:
@@ -567,12 +567,6 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
         neurons=tuple(sorted({group.bias_tokens for each in square for group in groups_of(each.program)})),
         reader=reader,
     )
-
-
-def _longest_fitting(conversion: Conversion) -> int:
-    """The largest number of tokens for which the patterns of all heads stay within `LARGEST_PATTERN`."""
-    one = (conversion.block.neurons or 1) * np.dtype(conversion.dtype).itemsize
-    return max(1, int((LARGEST_PATTERN / one) ** 0.5) - 1 - conversion.program.bias_tokens)
 
 
 # -- one attention sublayer ------------------------------------------------------------------------------------------

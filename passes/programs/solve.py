@@ -120,7 +120,6 @@ def clipped(solve: Solve, function: Callable[[Array, Parameters], Array]) -> Sol
         inside = solve(f)
         if inside is None or inside[0] <= 0.0:
             return None
-
         ends = [_last_agreement(f, lambda y: function(y, inside), side) for side in (-1.0, 1.0)]
         return None if ends == [-math.inf, math.inf] else (*inside, *ends)
 

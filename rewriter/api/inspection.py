@@ -13,7 +13,7 @@ import onnx
 
 from passes.accounting import DEFAULT_TOKENS, Accounting, account
 from passes.conversion import Conversion
-from passes.match.blocks import Left, kinds
+from passes.match.blocks import kinds
 from passes.plan import Plan, make_plan
 from rewriter.api.run import Run, checked_options, name_of
 from rewriter.errors import ExitStatus
@@ -73,11 +73,13 @@ def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: i
 
 def planned_report(name: str, source: LoadedModel, plan: Plan) -> Report:
     """The report after planning; `name` is the model's path as the caller gave it."""
+    about = ((each, (each.activation, each.first, each.second)) for each in plan.left)
+    left = (BlockRow(x.name, "left", *of, reason=x.miss.reason, node=x.miss.node) for x, of in about)
     return Report(
         model=name,
         output="",
         form=plan.options.form,
-        blocks=(*map(_converted, plan.conversions), *map(_left, plan.left)),
+        blocks=(*map(_converted, plan.conversions), *left),
         before=shape_of(source.proto, source.size),
         made=None,
         proof=None,
@@ -148,11 +150,6 @@ def _converted(conversion: Conversion) -> BlockRow:
         domain=program.domain if isfinite(program.domain) else None,
         part_of=block.part_of,
     )
-
-
-def _left(left: Left) -> BlockRow:
-    about = (left.activation, left.first, left.second)
-    return BlockRow(left.name, "left", *about, reason=left.miss.reason, node=left.miss.node)
 
 
 def shape_of(model: onnx.ModelProto, size: int) -> Shape:

@@ -114,14 +114,11 @@ def _group(fixed: Sequence[str], numbers: Sequence[tuple[int, ...]]) -> list[str
         return [text for part in parts.values() for text in _group(fixed, part)]
     texts = [str(number) for number in numbers[0]]
     for place in varying:
-        texts[place] = "{" + _ranges(sorted({each[place] for each in numbers})) + "}"
+        consecutive = groupby(enumerate(sorted({each[place] for each in numbers})), lambda pair: pair[1] - pair[0])
+        runs = [[number for _, number in run] for _, run in consecutive]
+        parted = (f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+        texts[place] = f"{{{','.join(parted)}}}"
     return ["".join(piece for pair in zip(fixed, [*texts, ""], strict=True) for piece in pair)]
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    consecutive = groupby(enumerate(numbers), lambda placed: placed[1] - placed[0])
-    runs = [[number for _, number in run] for _, run in consecutive]
-    return ",".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
 # -- a rewriting -------------------------------------------------------------------------------------------------------
