@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
@@ -160,28 +159,21 @@ def environment() -> dict[str, str]:
 
     Host names, user names and paths are left out, because reports are shared.
     """
+    lines = list[str]()
+    with suppress(OSError):
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
     return {
         **{name: _version(name) for name in _PACKAGES},
         "Python": platform.python_version(),
         "operating system": f"{platform.system()} {platform.machine()}".strip(),
-        "processor": _processor(),
+        "processor": clean(next(named, "") or platform.processor() or platform.machine() or "unknown"),
         "logical cores": str(os.cpu_count() or "unknown"),
     }
 
 
-@cache
 def _version(name: str) -> str:
     for package in (name, *_VARIANTS.get(name, ())):
         with suppress(PackageNotFoundError):
             return version(package) if package == name else f"{version(package)} ({package})"
     return "unknown"  # such as a checkout on PYTHONPATH that is not installed
-
-
-@cache
-def _processor() -> str:
-    try:
-        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
-    return clean(next(named, "") or platform.processor() or platform.machine() or "unknown")

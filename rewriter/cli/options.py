@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,9 +61,8 @@ def one_model(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     return chosen[0]
 
 
-def file_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
-    """An option whose value is a path; `given` is as for `click.option`."""
-    return click.option(*flags, type=click.Path(path_type=Path), **given)
+file_option = partial(click.option, type=click.Path(path_type=Path))
+"""An option whose value is a path."""
 
 
 class Output(click.Option):
@@ -106,9 +105,8 @@ class Checked(click.Command):
         return super().invoke(ctx)
 
 
-def output_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
-    """An option whose value is a file to write; `given` is as for `Output`."""
-    return click.option(*flags, cls=Output, **given)
+output_option = partial(click.option, cls=Output)
+"""An option whose value is a file to write; keywords are those of `Output`."""
 
 
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:

@@ -167,7 +167,10 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], added: Mapping[str, Wr
         except LostError as lost:
             raise UsageError(f"output {output} cannot be attributed: {lost.miss.reason}") from lost
         tensor, factor = _factor(view, constants, operator.data)
-        tensor, token = _token(view, constants, tensor)
+        node = view.made_by(tensor)
+        if node is not None and node.op_type == "Gather" and integer_of(node, "axis", 0) == 1:
+            place = constants.scalar(node.input[1])
+            tensor, token = (tensor, None) if place is None else (node.input[0], int(place))
     norm = norm_before(view, constants, tensor)
     if norm is None or (unembedding is None and view.before(logits) != tensor):
         node = view.made_by(tensor)
@@ -185,15 +188,6 @@ def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, fl
         if node is not None and number is not None:
             return node.input[1 - place], number
     return tensor, 1.0
-
-
-def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int | None]:
-    """(all tokens, index) where an operator reads one token; else the tensor itself."""
-    node = view.made_by(tensor)
-    if node is None or node.op_type != "Gather" or integer_of(node, "axis", 0) != 1:
-        return tensor, None
-    place = constants.scalar(node.input[1])
-    return (tensor, None) if place is None else (node.input[0], int(place))
 
 
 class Embedding(NamedTuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, product
 
-from passes.conversion import Conversion, decide
+from passes.conversion import decide
 from passes.match.blocks import Block, Dataflow, Namer
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import ALREADY, Options
@@ -92,19 +92,24 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
             missed.append(Miss(f"block {block.name}: it is in the body {block.where}", block.output))
             continue
         with noting(missed, f"block {block.name}", block.output):
-            found.append(_heads(view, block, projections_of(view, block, packed=True), program))
+            found.append(_heads(view, block, projections_of(view, block, packed=True), program, whole=False))
     known = [each for each in plan.recognised.blocks if not each.block.path]
     for made, flow in product(known, [Dataflow(view)] if known else ()):
         with noting(missed, f"block {made.block.name} is attention heads already", made.block.output):
+            block, given = with_operators(view, flow, made), made.projections
+            if block.identified.activation.program is None:
+                raise LostError(f"its activation '{block.identified.activation.name}' is not in the table", block.name)
+            if given is not None:
+                z = f"{block.name}/heads/z"
+                given = replace(given, output=replace(given.output, data=z if z in view.producer else ""))
+            read = given or projections_of(view, block, packed=True)
+            heads = _heads(view, block, read, program, whole=given is not None)
             # The plan states the error of the file's own heads.
-            heads = _of_made(view, flow, made, program)
             found.append(replace(heads, bound=max(heads.bound, made.max_error)))
     return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
 
 
-def _heads(
-    view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool = False
-) -> NeuronHeads:
+def _heads(view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool) -> NeuronHeads:
     chosen = decide(view, block, Options(form=PROGRAMS[program]))
     return NeuronHeads(
         name=block.name,
@@ -121,18 +126,6 @@ def _heads(
         function=lambda y: block.identified.activation.function(y, block.identified.parameters),
         gated=block.identified.gated is not None,
     )
-
-
-def _of_made(view: GraphView, flow: Dataflow, made: Conversion, program: str) -> NeuronHeads:
-    block, whole = with_operators(view, flow, made), made.projections
-    activation = block.identified.activation
-    if activation.program is None:
-        raise LostError(f"its activation '{activation.name}' is not in the table", block.name)
-    if whole is None:
-        return _heads(view, block, projections_of(view, block, packed=True), program)
-    z = f"{block.name}/heads/z"
-    output = replace(whole.output, data=z if z in view.producer else "")
-    return _heads(view, block, replace(whole, output=output), program, whole=True)
 
 
 Sublayer = Attention | NeuronHeads

@@ -11,12 +11,6 @@ import rewriter.api.run as module
 from rewriter.api.run import environment
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    module._processor.cache_clear()
-    module._version.cache_clear()
-
-
 def test_versions_are_those_installed() -> None:
     found = environment()
     assert found["onnxruntime"] == version("onnxruntime")
