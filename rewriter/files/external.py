@@ -16,7 +16,6 @@ Links are read in a Hugging Face cache alone: files in `snapshots/REVISION/` are
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import re
 import stat
@@ -70,10 +69,9 @@ def read_external(
     """
     with _opened(tensor, base_dir) as (handle, ref):
         if mapped and ref.length:
-            skipped = ref.offset % mmap.ALLOCATIONGRANULARITY
-            with suppress(OSError):  # of file systems that cannot map
-                held = mmap.mmap(handle, skipped + ref.length, access=mmap.ACCESS_READ, offset=ref.offset - skipped)
-                return np.frombuffer(held, np.uint8, offset=skipped)
+            # The error is that of file systems that cannot map.
+            with suppress(OSError), os.fdopen(handle, "rb", closefd=False) as file:
+                return np.asarray(np.memmap(file, np.uint8, "r", ref.offset, ref.length))
         data = np.empty(ref.length, np.uint8)
         done = 0
         while done < ref.length:

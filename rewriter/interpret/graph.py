@@ -166,12 +166,8 @@ def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) ->
     last = len(index.layers)
     starts.update({name: (str(last), place) for place, name in enumerate(each for each in left if each not in starts)})
     starts["logit"] = (str(last + 1), 0)
-
-    def id_of(node: GraphNode) -> str:
-        layer, start = ("E", tokens[node.token]) if node.kind == "embedding" else starts[node.name]
-        return f"{layer}_{start + node.index}_{node.token}"
-
-    return tuple(map(id_of, nodes))
+    begun = ((each, ("E", tokens[each.token]) if each.kind == "embedding" else starts[each.name]) for each in nodes)
+    return tuple(f"{layer}_{start + node.index}_{node.token}" for node, (layer, start) in begun)
 
 
 def attribution_graph(
