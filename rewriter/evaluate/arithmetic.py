@@ -23,7 +23,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache, cached_property, wraps
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -363,16 +363,12 @@ class Field:
                 mixed = mix(entries)
             return mix(mixed ^ second)
 
+    @_in_parts
     def function(self, name: object, *operands: Array) -> Array:
         """A function of which nothing is known."""
-        return self._below(self.p, name, *operands)
-
-    @_in_parts
-    def _below(self, end: int, name: object, *operands: Array) -> Array:
-        """A hash of operands, entry by entry: integers from 0 to `end` - 1."""
         drawn = np.asarray(self.hash64(name, *operands))
-        whole = drawn // _U64(end)
-        whole *= _U64(end)
+        whole = drawn // _U64(self.p)
+        whole *= _U64(self.p)
         return np.asarray(drawn - whole).astype(np.int64)
 
     def odd(self, name: str, a: Array) -> Array:
@@ -384,12 +380,10 @@ class Field:
 
     @_in_parts
     def exp(self, a: Array) -> Array:
-        """A square: a power of a number of which all squares are powers, whose exponent is an odd function of a."""
-        low, high = self.modulus.squares
-        exponents = self._below((self.p - 1) // 2, "exp", np.minimum(a, self.neg(a)))
-        exponents = np.where(a > self.p // 2, (self.p - 1) // 2 - exponents, exponents)
-        exponents[a == 0] = 0
-        return self.mul(low[exponents & 0xFFFF], high[exponents >> 16])
+        flipped, value = a > self.p // 2, self.even("exp", a)
+        value = np.where(a == 0, 1, self.mul(value, value))
+        value[flipped] = self.inv(value[flipped])
+        return value
 
     def expm1(self, a: Array) -> Array:
         return self.sub(self.exp(a), 1)
@@ -491,12 +485,12 @@ class Field:
         if a.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
         if a.shape[-1] > _FEW_TERMS:
-            return self._summed(*map(stacked, _limbs(a), _limbs(b)))
+            return self._summed(*map(np.matmul, _limbs(a), _limbs(b)))
         if a.size < b.size:
             b = b.astype(np.float64)
-            return self._summed(*(stacked(limb, b) for limb in _limbs(a)[:2]))
+            return self._summed(*(limb @ b for limb in _limbs(a)[:2]))
         a = a.astype(np.float64)
-        return self._summed(*(stacked(a, limb) for limb in _limbs(b)[:2]))
+        return self._summed(*(a @ limb for limb in _limbs(b)[:2]))
 
     @_in_parts
     def _summed(self, high: Array, low: Array, middle: Array | None = None) -> Array:
@@ -514,26 +508,12 @@ class Modulus:
 
     def __init__(self, p: int | None = None) -> None:
         """By default one that `draw_prime` draws."""
-        self.p = p or draw_prime()
-        self.powers = self._powers(2, _HIGHEST_EXPONENT - _LOWEST_EXPONENT, first=pow(2, _LOWEST_EXPONENT, self.p))
+        self.p = p = p or draw_prime()
+        self.powers, count = np.array([pow(2, _LOWEST_EXPONENT, p)]), _HIGHEST_EXPONENT - _LOWEST_EXPONENT
+        while self.powers.size < count:
+            self.powers = np.append(self.powers, self.powers * pow(2, self.powers.size, p) % p)[:count]
         self.known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
-
-    def _powers(self, base: int, count: int, first: int = 1) -> Array:
-        made = np.array([first])
-        while made.size < count:
-            made = np.append(made, made * pow(base, made.size, self.p) % self.p)[:count]
-        return made
-
-    @cached_property
-    def squares(self) -> tuple[Array, Array]:
-        """All squares but 0 are powers of one: its powers with exponents below 2^16, and those with multiples of it."""
-        from flint import fmpz
-
-        count = (self.p - 1) // 2
-        parts = [count // int(prime) for prime, _ in fmpz(count).factor()]
-        base = next(n * n for n in itertools.count(2) if all(pow(n * n, each, self.p) != 1 for each in parts))
-        return self._powers(base, 2**16), self._powers(pow(base, 2**16, self.p), (count >> 16) + 1)
 
     def weighted(self, field: Field, entries: Array, weight: Array) -> Array:
         """Entries @ a weight; from memory, where both were multiplied before."""
@@ -624,13 +604,6 @@ def _scale(weight: Array) -> int | None:
     """The power of 2 by which entries of 24 bits are integers up to 2^51; None for integers, infinities and NaN."""
     top = max(float(weight.max(initial=0)), -float(weight.min(initial=0))) if is_float(weight) else np.inf
     return min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
-
-
-def stacked(a: Array, b: Array) -> Array:
-    """a @ b; many matrices times one are multiplied at once."""
-    if a.ndim > 2 and a.size and math.prod(b.shape[:-2]) == 1 and a.ndim >= b.ndim:
-        return np.asarray((a.reshape(-1, a.shape[-1]) @ b.reshape(b.shape[-2:])).reshape(*a.shape[:-1], b.shape[-1]))
-    return np.asarray(a @ b)
 
 
 def mix(h: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import parser
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, is_float, plain, stacked
+from rewriter.evaluate.arithmetic import Unsupported, Value, is_float, plain
 from rewriter.evaluate.nodes import run_model
 from rewriter.evaluate.scalar import activated, add, mul
 from rewriter.evaluate.table import MICROSOFT, NCHWC, Call, operator
@@ -47,7 +47,7 @@ def _counts(call: Call, x: Value, y: Value) -> Array:
     factors = np.where(y.entries < negative, y.entries, -negative)  # as the integers of the least magnitude
     small = np.asarray((np.abs(factors) <= _LARGEST_COUNT).all(axis=(*range(y.ndim - 2), -1)))
     small &= x.masks.any(axis=(*range(x.ndim - 1),))
-    return stacked(x.masks[..., small].astype(np.float64), factors[..., small, :].astype(np.float64))
+    return np.asarray(x.masks[..., small].astype(np.float64) @ factors[..., small, :].astype(np.float64))
 
 
 def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
