@@ -239,6 +239,11 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
         "s = Shape(x) b = Gather(s, zero) q = Gather(s, one) p = Gather(t, q) d = Concat<axis=0>(b, p, rest) "
         "y = Reshape(x, d) w = Softmax(y) out = Reshape(w, s)",
         {"t": np.where(np.arange(70) == 6, 3, np.arange(70)), "one": n(1), "zero": n(0), "rest": n(-1)}),
+    "rows are dealt out six times": (  # of two by five this is nothing, and of one by any number
+        _TOKENS, "r0 = Neg(x) out = Relu(r0)",
+        "r0 = Neg(x) s = Shape(x) "
+        + "".join(f"t{k} = Transpose<perm=[1,0,2]>(r{k}) r{k + 1} = Reshape(t{k}, s) " for k in range(6))
+        + "out = Relu(r6)"),
     "the first 128 tokens": (
         "(float[batch,seq,4] x) => (float[batch,k,4] o, float[batch,l,4] out)",
         "o = Slice(x, z, e, one) out = Relu(x)", "o = Slice(x, z, e, one) out = Relu(o)",
@@ -260,6 +265,7 @@ THERE = {
         "an image of 224 by 224",
         "80 features",
         "a shape from a table",
+        "rows are dealt out six times",
         "the first 128 tokens",
         "a softmax over two axes",
     ),
