@@ -535,18 +535,17 @@ class Modulus:
 
 def multiply(products: Iterable[tuple[Arithmetic, Any, Any]]) -> None:
     """Multiply entries in several fields by a weight that is split once, for `Modulus.weighted` to find."""
-    new = dict[bytes, dict[tuple[Modulus, bytes], tuple[Field, Array]]]()  # by weight, which may depend on a size
-    weights = dict[bytes, Array]()
+    # By content of the weight, which may depend on a size.
+    new = dict[bytes, tuple[Array, dict[tuple[Modulus, bytes], tuple[Field, Array]]]]()
     for field, x, weight in products:
         if not (isinstance(field, Field) and isinstance(x, Value) and isinstance(weight, np.ndarray)):
             continue
         if x.ndim > 1 and weight.ndim == 2 and x.shape[-1] == len(weight) and weight.size >= _LEAST_KNOWN:
             key, entries = content(weight), content(x.entries)
             if (key, entries) not in field.modulus.known:
-                new.setdefault(key, {})[field.modulus, entries] = field, x.entries
-                weights[key] = weight
-    for key, group in new.items():
-        made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in group.values()], weights[key])
+                new.setdefault(key, (weight, {}))[1][field.modulus, entries] = field, x.entries
+    for key, (weight, group) in new.items():
+        made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in group.values()], weight)
         for ((modulus, entries), (_, x)), each in zip(group.items(), made, strict=True):
             modulus.keep((key, entries), each.reshape(*x.shape[:-1], -1))
 

@@ -508,7 +508,7 @@ class Evaluator:
         return Value(mixed[places.reshape(index.shape)])
 
     def _shares(self, table: Any, index: Array) -> tuple[Value, Array]:
-        """How much of each row there is in what stands for each different row that is taken, and which one that is."""
+        """The combinations of all rows, one for each distinct index; and which one each index takes."""
         count = table.shape[0]
         taken, places = np.unique(np.where(index < 0, index + count, index), return_inverse=True)
         return Value(self.arithmetic.function(("blend", count), taken[:, None], np.arange(count)[None])), places

@@ -1,4 +1,4 @@
-"""Inputs of models: those that callers give, and generated ones.
+"""Inputs of models, given by callers or generated.
 
 The module imports little at the top, because the command line always loads it.
 """

@@ -236,7 +236,7 @@ def proposals(
     and signs of data may decide which bodies are evaluated.
     """
     found, before, decided = Regions(), sys.getrecursionlimit(), False
-    options["constants"] = False  # which are no activations
+    options["constants"] = False  # only activations are looked up
     sys.setrecursionlimit(max(before, _DEEPEST))
     missing = {value.name for node in iter_nodes(a.graph.node) if node.op_type == "If" for _, graph in subgraphs(node)
                for value in graph.output if value.name in a.makers}  # fmt: skip

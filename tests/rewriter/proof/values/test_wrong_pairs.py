@@ -216,7 +216,7 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
     # inputs and outputs
     "two axes change places": (
         ("(float[2,n] x) => (float[2,n] out)", "(float[n,2] x) => (float[n,2] out)"), "out = Relu(x)", "out = Relu(x)"),
-    "the default of an input is a constant": (  # whoever feeds it gets another result
+    "the default of an input is a constant": (  # a caller who feeds it gets another result
         (_PAIRS.replace(")", ", float[1] g)", 1), _PAIRS), *("y = Mul(x, g) out = Add(y, o)",) * 2,
         {"g": f(0.5), "o": f(1)}),
     "the output is of another type": (
