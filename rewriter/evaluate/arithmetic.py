@@ -84,20 +84,29 @@ def is_float(value: Any) -> bool:
     return value.dtype.kind == "f" or (value.dtype.kind == "V" and "float" in value.dtype.name)
 
 
-_DIGESTS: dict[int, tuple[weakref.ref[Array], list[bytes]]] = {}
-"""By id, arrays that never change, with a list that their digest is kept in."""
+_DIGESTS: dict[int, tuple[weakref.ref[Array], list[bytes], bytes]] = {}
+"""By id, arrays that never change, with a list that their digest is kept in, and their `origin`."""
 
 
-def keep_digest(table: Array, digests: list[bytes]) -> Array:
-    """The array, which never changes; `content` keeps its digest in the list, which may outlive it."""
+def keep_digest(table: Array, digests: list[bytes], made: bytes = b"") -> Array:
+    """The array, which never changes; `content` keeps its digest in the list, which may outlive it.
+
+    `made` is a digest of how it was computed.
+    """
     place = id(table)
-    _DIGESTS[place] = weakref.ref(table, lambda _: _DIGESTS.pop(place, None)), digests
+    _DIGESTS[place] = weakref.ref(table, lambda _: _DIGESTS.pop(place, None)), digests, made
     return table
+
+
+def origin(table: Array) -> bytes:
+    """A digest of how a table was computed, if that is known, or else its `content`: equal for equal tables alone."""
+    known, _, made = _DIGESTS.get(id(table), (lambda: None, [], b""))
+    return made if made and known() is table else content(table)
 
 
 def content(table: Array) -> bytes:
     """A digest of a table's numbers, or text; narrow floats count as float32."""
-    known, digests = _DIGESTS.get(id(table), (lambda: None, []))
+    known, digests, _ = _DIGESTS.get(id(table), (lambda: None, [], b""))
     if known() is table and digests:
         return digests[0]
     same = table.astype(np.float32) if is_float(table) and table.dtype.itemsize < 4 else table

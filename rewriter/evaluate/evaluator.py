@@ -15,6 +15,7 @@ from collections import ChainMap, UserDict
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from operator import is_
 from typing import Any, NamedTuple, TypeVar
@@ -78,12 +79,26 @@ def _constant(node: onnx.NodeProto, model: LoadedModel) -> Array:
 class Weights(UserDict[str, Any]):
     """Initializers by name. Small ones are cached; of large ones the last few, since evaluations run in lockstep."""
 
-    def __init__(self, graph: onnx.GraphProto, model: LoadedModel) -> None:
+    def __init__(self, graph: onnx.GraphProto, model: LoadedModel, twin: Weights | None = None) -> None:
+        """Large initializers that `twin` has with the same name and bits are its arrays, of which it has digests."""
+        others: UserDict[str, Any] = UserDict() if twin is None else twin
+
         def read(name: str) -> Array:
             return _read(model, self.data[name])
 
+        @cache
+        def found(name: str) -> bool:
+            """Whether `twin` has the same initializer."""
+            tensor, other = self.data[name], others.data.get(name)
+            if other is None or tensor.data_type == onnx.TensorProto.STRING:
+                return False
+            if (tensor.data_type, *tensor.dims) != (other.data_type, *other.dims):
+                return False
+            one, two = (each.reshape(-1).view(np.uint8) for each in (read(name), others[name]))
+            return np.array_equal(one, two)
+
         def read_large(name: str) -> Array:
-            return keep_digest(read(name), self._digests.setdefault(name, []))
+            return others[name] if found(name) else keep_digest(read(name), self._digests.setdefault(name, []))
 
         super().__init__({tensor.name: tensor for tensor in graph.initializer})
         self._small, self._large = cache(read), lru_cache(_MAX_HELD)(read_large)
@@ -103,12 +118,14 @@ class Weights(UserDict[str, Any]):
 class Program:
     """A model as it is evaluated: functions inlined, operators without a row written out, weights read once."""
 
-    def __init__(self, model: LoadedModel, *, other: onnx.ModelProto | None = None) -> None:
+    def __init__(
+        self, model: LoadedModel, *, other: onnx.ModelProto | None = None, twin: Program | None = None
+    ) -> None:
         """With `other`, fused operators that it lacks are written out too: its heads may be functions of their parts.
 
-        Raises Unsupported where local functions cannot be inlined.
+        Weights that `twin` has too are its arrays. Raises Unsupported where local functions cannot be inlined.
         """
-        self._model = model
+        self._model, self._twin = replace(model, lazy=True), twin
         try:
             alone = inlined(model.proto) if model.proto.functions else model.proto
             self.named = _with_definitions(alone, model, other)  # with the model's own names
@@ -141,7 +158,8 @@ class Program:
 
     def weights(self, graph: onnx.GraphProto) -> Any:
         """The initializers of a graph, as `Weights`, which are read lazily."""
-        return self._once(Weights, graph, self._model)
+        twin = self._twin.weights(self._twin.graph) if self._twin and graph is self.graph else None
+        return self._once(Weights, graph, self._model, twin)
 
     def constants(self, most: float = math.inf) -> dict[str, Array]:
         """The initializers and Constant nodes of the main graph that are not text, by name, of up to `most` entries."""
@@ -167,7 +185,8 @@ class Program:
             made = operator(call, *operands)
             if isinstance(made, np.ndarray) and made.size > _MAX_SMALL:
                 plain = all(each is None or isinstance(each, np.ndarray) for each in operands)  # no sequences
-                keep_digest(made, self._digests.setdefault(key_on(call.node, operands), []) if plain else [])
+                key = key_on(call.node, operands) + b"%d" % self.opsets.get("", 1) if plain else b""
+                keep_digest(made, self._digests.setdefault(key, []) if key else [], key)
             self._moved = call.node, operands, made
         return made
 
@@ -487,7 +506,7 @@ class Evaluator:
         """Whether rows of a table of floats are taken by the value of an input."""
         kind, table = call.kind, operands[0]
         if kind == "EmbedLayerNormalization" or (kind == "OneHot" and is_float(operands[2])):
-            return True
+            return np.array_equal(one, two)
         if kind == "GatherBlockQuantized":
             return not call.get("gather_axis", 0) and table.size <= _MAX_UNPACKED
         ends = kind == "GatherND" and not call.get("batch_dims", 0) and operands[1].shape[-1] == 1

@@ -18,36 +18,45 @@ import onnx
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, content, is_float, plain
+from rewriter.evaluate.arithmetic import Unsupported, is_float, keep_digest, origin, plain
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 from rewriter.graph.constants import elem_type_of, model_of
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import key_of
 from rewriter.text import one_line
 
-_KEPT = 2**20  # results of at most this many entries are kept
+_SMALL, _MAX_HELD = 2**12, 4
+"""Entries of results that are kept; and how many larger ones are, since evaluations run in lockstep."""
 _MAX_IR = 11
 _FLOAT = onnx.TensorProto.FLOAT
 
 
 class Kernels:
-    """Runs each node in its own session, and keeps small results."""
+    """Runs each node in its own session, and keeps small results, and the last large ones."""
 
     def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
         self._opsets, self._ir_version = opsets, min(ir_version, _MAX_IR)
         self._kept: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._large: dict[tuple[object, ...], tuple[Any, ...]] = {}
 
     def run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
         """The outputs of a node. Raises Unsupported where neither onnxruntime nor onnx's evaluator computes it."""
-        key = (*map(bool, node.output), key_on(node, operands))
-        if key in self._kept:
-            return self._kept[key]
+        stated = key_on(node, operands)
+        key = (*map(bool, node.output), stated)
+        for kept in (self._kept, self._large):
+            if key in kept:
+                return kept[key]
         feeds = {name: each for name, each in zip(node.input, operands, strict=True) if each is not None}
         named = [name for name in node.output if name]
         made = iter(run_model(model_of([node], feeds, named, self._opsets, ir_version=self._ir_version), feeds))
         result = tuple(next(made) if name else None for name in node.output)
-        if sum(np.size(each) for each in result if each is not None) <= _KEPT:
-            self._kept[key] = result
+        large = sum(np.size(each) for each in result if each is not None) > _SMALL
+        (self._large if large else self._kept)[key] = result
+        for number, each in enumerate(result if large else ()):
+            if isinstance(each, np.ndarray):
+                keep_digest(each, [], b"%b %d %d" % (stated, self._opsets.get("", 1), number))
+        if len(self._large) > _MAX_HELD:
+            del self._large[next(iter(self._large))]
         return result
 
 
@@ -73,7 +82,7 @@ def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[An
 def key_on(node: onnx.NodeProto, operands: Iterable[Array | None]) -> bytes:
     """A digest of what a node computes: its operator, attributes, and arrays."""
     stated = sorted(attribute.SerializeToString() for attribute in node.attribute)
-    given = [None if each is None else (str(each.dtype), content(each)) for each in operands]
+    given = [None if each is None else (str(each.dtype), origin(each)) for each in operands]
     return hashlib.blake2b(repr((key_of(node), stated, given)).encode()).digest()
 
 

@@ -26,7 +26,7 @@ from rewriter.evaluate.evaluator import Choice, Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
-from rewriter.graph.view import GraphView, Place, all_views
+from rewriter.graph.view import GraphView, Place, all_views, constant_of
 from rewriter.graph.walk import iter_nodes
 from rewriter.inputs.cases import Case, Maker, Setting
 from rewriter.proof.accepted import SizeSearch
@@ -43,6 +43,7 @@ from rewriter.proof.values.heads import (
     distance,
     linear_leaf,
     proposals,
+    small_runs,
 )
 from rewriter.proof.values.prints import Fingerprints, Signs, same_value
 from rewriter.proof.values.uniform import EqualTensors, departs
@@ -145,7 +146,8 @@ class Pair:
 
         Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`.
         """
-        self.a, self.b = Program(a, other=b.proto), Program(b)
+        self.a = Program(a, other=b.proto)
+        self.b = Program(b, twin=self.a)
         self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
         self._maker = self._any_length.changed(most=longest)
         self._large = large = max(a.size, b.size) > _SMALL_MODEL
@@ -318,31 +320,32 @@ class Pair:
 
         A prime is drawn for each of the draws.
         """
-        if self._claims and reading not in self._heads:
-            self._read_heads(reading)
-        drawn = [point for each in draws for point in at_random(each)]
-        ours, failed = self._evaluated(self.a, drawn, reading)
-        if all(failed):
-            self.unable = True
-            self._reason = f"the first model cannot be evaluated: {failed[0]}"
-            return None
-        if any(failed):  # sizes that it does not take
-            refused = [id(case) for (*_, case), why in zip(drawn, failed, strict=True) if why]
-            self.points = [case for case in self.points if id(case) not in refused]
-        kept = [place for place, why in enumerate(failed) if not why]
-        ours, drawn = [ours[k] for k in kept], [drawn[k] for k in kept]
-        theirs, failed = self._evaluated(self.b, drawn, reading)
-        if any(failed):
-            self.unable = True
-            self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
-            return None
-        for a, b, (*_, case) in zip(ours, theirs, drawn, strict=True):
-            differing = self._differing(a, b)
-            if differing and reading not in self._heads and self._read_heads(reading):
-                return self._round(reading, draws)
-            if differing:
+        small = self._small_runs(reading) if self._claims and reading not in self._heads else []
+        every = [point for each in draws for point in at_random(each)]
+        made, lost = self._evaluated(self.b, every, reading, beside=small)
+        if small:
+            self._read_heads(reading, small)
+            small.clear()  # what they keep is large
+        while True:
+            ours, failed = self._evaluated(self.a, every, reading)
+            if all(failed):
+                self.unable, self._reason = True, f"the first model cannot be evaluated: {failed[0]}"
+                return None
+            if any(failed):  # sizes that it does not take
+                refused = [id(case) for (*_, case), why in zip(every, failed, strict=True) if why]
+                self.points = [case for case in self.points if id(case) not in refused]
+            kept = [place for place, why in enumerate(failed) if not why]
+            ours, theirs, drawn = [ours[k] for k in kept], [made[k] for k in kept], [every[k] for k in kept]
+            if why := next((lost[k] for k in kept if lost[k]), ""):
+                self.unable, self._reason = True, f"the second model cannot be evaluated: {why}"
+                return None
+            pairs = zip(drawn, map(self._differing, ours, theirs), strict=True)
+            case, differing = next(((case, names) for (*_, case), names in pairs if names), (None, []))
+            if case is None:
+                break
+            if reading in self._heads or not self._read_heads(reading):
                 self._differ.append((reading, case))
-                failures = self._heads[reading].failures if reading in self._heads else {}
+                failures = self._heads[reading].failures
                 self._about = self._about or next(iter(failures), "")
                 unread = [f"what became of '{name}' there was not read: {text}" for name, text in failures.items()]
                 self._reason = "; ".join([f"output '{differing[0]}' has other values", *unread[:1]])
@@ -381,9 +384,12 @@ class Pair:
         return ""
 
     # -- heads
-    def _read_heads(self, reading: Reading) -> bool:
-        """Look for activations that became heads; whether there are any."""
-        found = proposals(self.a, self.b, reading.field, self._maker, in_reals=reading.in_reals)
+    def _small_runs(self, reading: Reading) -> list[Kept]:
+        return small_runs(self.b, reading.field, self._maker, in_reals=reading.in_reals)
+
+    def _read_heads(self, reading: Reading, runs: Sequence[Kept] = ()) -> bool:
+        """Look for activations that became heads, in small runs of B; whether there are any."""
+        found = proposals(self.a, self.b, reading.field, self._maker, runs, in_reals=reading.in_reals)
         self._heads[reading] = found
         return bool(found.regions)
 
@@ -446,11 +452,14 @@ class Pair:
 
     def _evaluated(
         self, program: Program, drawn: Sequence[Drawn], reading: Reading, signs: Sequence[Iterable[int]] = (),
-        turn: int = -1, **further: Any,
+        turn: int = -1, beside: Sequence[Evaluator] = (), **further: Any,
     ) -> tuple[list[Replacing], list[str]]:  # fmt: skip
-        """One evaluation for each point, run in step, the first of a reading with fingerprints; and why some failed."""
+        """One evaluation for each point, the first of a reading with fingerprints; and why some failed.
+
+        They are run in step, `beside` others.
+        """
         ours = program is self.a
-        heads = self._heads.get(reading, Regions())
+        regions = self._heads.get(reading, Regions()).regions if ours else {}
         options: dict[str, Any] = {"cover": self.cover, "in_reals": reading.in_reals}
         made: list[Replacing] = []
         for place, (modulus, key, case) in enumerate(drawn):
@@ -459,9 +468,8 @@ class Pair:
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
-            inside, regions = (heads.cones, heads.regions) if ours else (heads.inside, {})
-            made.append(Replacing(program, f, case.feeds, regions=regions, inside=inside, **{**options, **further}))
-        return made, in_step(made)
+            made.append(Replacing(program, f, case.feeds, regions=regions, **{**options, **further}))
+        return made, in_step([*made, *beside])[: len(made)]
 
     def _tried_only(self) -> str:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
@@ -500,7 +508,9 @@ class Pair:
     @cached_property
     def _tables(self) -> set[bytes]:
         """The contents of A's constants."""
-        return {*map(content, self.a.constants().values())}
+        weights = self.a.weights(self.a.graph)
+        nodes = (node for node, _ in self.a.nodes(self.a.graph) if constant_of(node) is not None)
+        return {*(weights.described(name)[-1] for name in weights), *(content(self.a.constant(each)) for each in nodes)}
 
     def _longer(self, b: Sequence[Fingerprints]) -> Case | None:
         """A size that may read the tables whole; None where that takes too much, or was tried."""
@@ -589,8 +599,10 @@ class Pair:
 
         It decides nothing where the values are the same with it turned, or taken for 0; masks decide some that cannot.
         """
-        for program, own, other in ((self.a, ours, theirs), (self.b, theirs, ours)):
-            apart = [x.field.conditions - y.field.conditions for x, y in zip(own, other, strict=True)]
+        heads = self._heads.get(reading, Regions())
+        cases = (self.a, ours, heads.cones, theirs, heads.inside), (self.b, theirs, heads.inside, ours, heads.cones)
+        for program, own, inside, other, outside in cases:
+            apart = [x.conditions(inside) - y.conditions(outside) for x, y in zip(own, other, strict=True)]
             if not any(apart):
                 continue
             if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):

@@ -41,7 +41,7 @@ from rewriter.evaluate.arithmetic import (
     distinct,
     is_float,
 )
-from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.evaluator import Program, in_step
 from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
 from rewriter.evaluate.scalar import BROADCAST
 from rewriter.evaluate.table import ELEMENTWISE, MOVES
@@ -159,17 +159,13 @@ class Replacing(Kept):
 
     def __init__(
         self, program: Program, field: Field, feeds: Mapping[str, Array], *,
-        regions: Mapping[str, Region] | None = None, inside: AbstractSet[str] = frozenset(), whole: bool = False,
-        **options: Any,
+        regions: Mapping[str, Region] | None = None, whole: bool = False, **options: Any,
     ) -> None:  # fmt: skip
-        """`inside`: tensors whose conditions are not noted, since heads have them in other rows too.
-
-        Kept are the leaves of regions; all tensors, if `whole`.
-        """
+        """Kept are the leaves of regions; all tensors, if `whole`."""
         self.regions = dict(regions or {})  # by output
         leaves = {name for each in self.regions.values() for name in each.leaves}
         super().__init__(program, field, feeds, keep=None if whole else leaves, **options)
-        self._inside = inside
+        self._noted: dict[tuple[str, ...], set[int]] = {}  # conditions, by the outputs of the node that has them
         self.gaps: dict[str, set[int]] = {}  # by softmax, how far masked scores are below their row's first
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
@@ -183,10 +179,15 @@ class Replacing(Kept):
             self._note_masks(node, name, environment[node.input[0]])
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        before = None if self._inside.isdisjoint(node.output) else set(self.field.conditions)
+        before, self.field.conditions = self.field.conditions, set()
         super().node(node, environment)
-        if before is not None:
-            self.field.conditions = before
+        if self.field.conditions:
+            self._noted.setdefault((*node.output,), set()).update(self.field.conditions)
+        self.field.conditions = before
+
+    def conditions(self, inside: AbstractSet[str]) -> set[int]:
+        """The conditions of all nodes but those inside of heads, which have them in other rows too."""
+        return set[int]().union(*(each for outputs, each in self._noted.items() if inside.isdisjoint(outputs)))
 
     def _note_masks(self, node: onnx.NodeProto, name: str, scores: Any) -> None:
         if not isinstance(scores, Value) or scores.masks is None:
@@ -227,27 +228,40 @@ def _masked_gaps(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> tupl
 # -- proposals -------------------------------------------------------------------------------------------------------
 
 
-def proposals(
-    a: Program, b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, **options: Any
-) -> Regions:
-    """Read the activations of A that became heads in B, at small sizes; `options` are those of `Evaluator`.
+def small_runs(
+    b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, number: int = 0, **options: Any
+) -> list[Kept]:
+    """Evaluations of B, still to be run, at the sizes at which heads are read; `options` are those of `Evaluator`."""
+    cases = maker.cases(_SMALL[: 1 + maker.branches], number)
+    options["constants"] = False  # only activations are looked up
+    return [Kept(b, field(Modulus(), secrets.token_bytes(16)), case.feeds, **options) for case in cases]
 
-    `field` makes equal fields, one for each model. Sizes at which one cannot be evaluated are left out. Flags of inputs
-    and signs of data may decide which bodies are evaluated.
+
+def proposals(
+    a: Program, b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, runs: Sequence[Kept] = (),
+    **options: Any,
+) -> Regions:  # fmt: skip
+    """Read the activations of A that became heads in B, whose `small_runs` may have been run; `field` is theirs.
+
+    Sizes at which a model cannot be evaluated are left out. Flags of inputs and signs of data may decide which bodies
+    are evaluated.
     """
     found, before, decided = Regions(), sys.getrecursionlimit(), False
-    options["constants"] = False  # only activations are looked up
     sys.setrecursionlimit(max(before, _DEEPEST))
     missing = {value.name for node in iter_nodes(a.graph.node) if node.op_type == "If" for _, graph in subgraphs(node)
                for value in graph.output if value.name in a.makers}  # fmt: skip
     try:
         for number in range(_CHOICES):
-            for case in maker.cases(_SMALL[: 1 + maker.branches], number):
+            if not runs or number:
+                runs = small_runs(b, field, maker, number, **options)
+                in_step(runs)
+            for other in runs:
                 with suppress(Unsupported):
-                    key = Modulus(), secrets.token_bytes(16)
-                    other = Kept(b, field(*key), case.feeds, **options)
-                    other.run()
-                    reader = _Reader(a, field(*key), case.feeds, other, regions=found.regions, whole=True, **options)
+                    other.outputs()  # the error where it failed
+                    same, feeds = field(other.field.modulus, other.field.key), other.feeds
+                    reader = _Reader(
+                        a, same, feeds, other, regions=found.regions, whole=True, constants=False, **options
+                    )
                     reader.run()
                     found.add(reader, other)
                     missing.difference_update(reader.values)

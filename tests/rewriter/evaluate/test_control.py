@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import rewriter.evaluate.nodes
-from rewriter.evaluate.arithmetic import Floats, Unsupported, content
+from rewriter.evaluate.arithmetic import Floats, Unsupported, content, origin
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import load_model
 from tests.rewriter.evaluate.single import (
@@ -111,6 +111,25 @@ def test_digests_of_large_results_are_those_of_their_numbers() -> None:
     program, w = Program(load_model(text_model("y = Neg(x)", "float[n] x"))), np.arange(9e4).reshape(300, 300)
     turned, same, joined = (helper.make_node(each, ["s"], ["y"]) for each in ("Transpose", "Identity", "Concat"))
     given = (turned, np.transpose, w), (same, np.copy, w), (joined, np.concatenate, [w]), (joined, np.concatenate, [-w])
+    given = *given, (joined, np.concatenate, [w.copy()])
     calls: Any = [(SimpleNamespace(node=node), lambda _, x, of=of: of(x), [x]) for node, of, x in given]
-    made = [content(program.moved(*each)) for each in calls]
-    assert [*map(made.index, made)] == [0, 1, 1, 3]
+    made, origins = ([of(program.moved(*each)) for each in calls] for of in (content, origin))
+    assert [*map(made.index, made)] == [0, 1, 1, 3, 1]
+    assert [*map(origins.index, origins)] == [0, 1, 2, 3, 2]  # the same only where it was computed the same way
+
+
+def test_weights_that_both_models_have_are_one_array() -> None:
+    w = np.arange(9e4, dtype=np.float32).reshape(300, 300)
+    other = np.copy(w)
+    other[-1, -1] += 1  # one bit in the last bytes
+    models = [text_model("y = MatMul(x, W)", "float[n, 300] x") for _ in range(4)]
+    for model, each in zip(models, (w, w, other, w.T), strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(each), "W"))
+    first = Program(load_model(models[0]))
+    same, differing, turned = (Program(load_model(each), twin=first) for each in models[1:])
+    mine = first.weights(first.graph)["W"]
+    assert same.weights(same.graph)["W"] is mine
+    for each, expected in ((differing, other), (turned, w.T)):
+        found = each.weights(each.graph)
+        assert np.array_equal(found["W"], expected)
+        assert found.described("W")[-1] == content(expected) != content(mine)
