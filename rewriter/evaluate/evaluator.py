@@ -506,7 +506,7 @@ class Evaluator:
         """Whether rows of a table of floats are taken by the value of an input."""
         kind, table = call.kind, operands[0]
         if kind == "EmbedLayerNormalization" or (kind == "OneHot" and is_float(operands[2])):
-            return np.array_equal(one, two)
+            return True
         if kind == "GatherBlockQuantized":
             return not call.get("gather_axis", 0) and table.size <= _MAX_UNPACKED
         ends = kind == "GatherND" and not call.get("batch_dims", 0) and operands[1].shape[-1] == 1

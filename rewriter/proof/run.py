@@ -36,7 +36,7 @@ from rewriter.ort.sessions import Session, fits, open_session
 from rewriter.proof.rule import Results, magnitude
 from rewriter.text import counted, first_of, quoted
 
-SEGMENT = 2**27  # maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself
+SEGMENT = 2**26  # maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself
 
 _MAX_ROUNDING = 1e-3  # smaller relative differences between runs on a GPU are rounding, which the rule judges
 

@@ -191,14 +191,17 @@ class Judge:
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
         there = {*named.main.producer, *named.main.inputs}  # not tensors of bodies
         watched = {name: held for name, held in _domains(claims, certificate) if name in there}
-        # What is certified needs few inputs; pre-activations in a domain need all.
+        # What is certified needs few inputs; whether pre-activations leave a domain is looked at on all of them.
         wide = self.original.size <= CHEAP
+        options: dict[str, Any] = {"most": self.longest, "by_blocks": self._by_blocks, "progress": self.progress}
         before = run_accepted(
-            old, (*ways, *again), self.settings,
-            most=self.longest, few=certificate.certified and not watched,
-            wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
-        )  # fmt: skip
-        reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
+            old, (*ways, *again), self.settings, few=certificate.certified, wide=wide, what="the original", **options
+        )
+        path, reached = self.original.path, dict[str, float]()
+        if watched:
+            options["what"] = "the original, pre-activations"
+            watching = run_accepted(named, ways[:1], self.settings, beside=path, outputs=tuple(watched), **options)
+            reached = watching.largest()
         try:
             new = Side.of(self.rewritten)
             after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
