@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from rewriter import rewrite
+from rewriter.proof.accepted import run_accepted
 from tests.cases import planned, proved
 from tests.passes.test_apply import PROGRAMS, VALUE, same
 from tests.spellings import FIRSTS, OPERATORS, SPELLINGS
@@ -147,3 +148,16 @@ def test_pre_activations_beyond_the_domain_fail_the_proof() -> None:
     big = {"W1": values("W1") * 5e3}
     report = rewrite(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO, constants=big))
     assert any("pre-activations reach" in failure and "--option domain" in failure for failure in report.problems)
+
+
+def test_pre_activations_are_measured_on_more_inputs_than_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[tuple[bool, int]]()
+
+    def counted(*given: Any, **options: Any) -> Any:
+        found = run_accepted(*given, **options)
+        runs.append(("outputs" in options, len(found.cases)))
+        return found
+
+    monkeypatch.setattr("rewriter.proof.validate.run_accepted", counted)
+    proved(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO))
+    assert sorted(runs) == [(False, 3), (True, 5)]
