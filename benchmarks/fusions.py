@@ -29,7 +29,7 @@ from models.variants import Variant, make_variant
 from rewriter.compare.graphs import renamed
 from rewriter.errors import RewriteError
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.proof.prove import prove
+from rewriter.proof.values.compare import prove
 from rewriter.text import one_line
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,12 +30,11 @@ from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes
 from rewriter.options import build
 from rewriter.ort.sessions import LEVELS, RULES, optimisers, write_optimised
-from rewriter.proof.nudge import Point
-from rewriter.proof.prove import prove
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
-from rewriter.proof.run import silent
+from rewriter.proof.run import Point, silent
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge, Progress
+from rewriter.proof.values.compare import prove
 from rewriter.report.report import Certification, Comparison, FileDigest, Level, RuntimeCertification
 from rewriter.text import quoted
 

@@ -1,7 +1,7 @@
 """The judge: PASS is a certificate and a run.
 
-The certificate (`rewriter.proof.prove`) proves that the rewritten model computes what the original does, for every
-input of every size or of the sizes that were tried, up to a bound at each activation. The run looks for what no
+The certificate (`rewriter.proof.values.compare`) proves that the rewritten model computes what the original does, for
+every input of every size or of the sizes that were tried, up to a bound at each activation. The run looks for what no
 certificate can see: both models on a few inputs, on each provider, with and without optimisation, compared by the one
 rule of `rewriter.proof.rule`.
 """
@@ -30,12 +30,23 @@ from rewriter.inputs.cases import Case, Maker
 from rewriter.inputs.specs import Kind
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.accepted import run_accepted
-from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
-from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.rule import Judgement, compared, norm, relative_error, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, run_model, silent, told
+from rewriter.proof.run import (
+    ModelRuns,
+    Point,
+    Progress,
+    Side,
+    Way,
+    misdeclared,
+    noisy,
+    rounds_to_bytes,
+    run_model,
+    silent,
+    told,
+)
 from rewriter.proof.settings import Settings
+from rewriter.proof.values.compare import prove
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 

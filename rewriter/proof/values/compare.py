@@ -6,28 +6,36 @@ must have the same values, at every point: a size, a random prime, random inputs
 Constants are first what their bits say. Where that does not decide, they are read as what tools round: scalars as
 sqrt(2) or 1/3 (`snaps`), arithmetic on constants as that of the reals, constants that a tool folded in float32 as the
 exact product (`rewriter.proof.values.folds`). Each of these readings is reported.
+
+What values do not show is looked at too: types in which arithmetic is less exact, and blocks that are claimed to be
+replaced and are not.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import onnx
 
 from rewriter.arrays import Array
+from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Choice, Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
+from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
+from rewriter.graph.types import FLOATS, elem_name, type_of
 from rewriter.graph.view import GraphView, Place, all_views, constant_of
-from rewriter.graph.walk import iter_nodes
+from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.inputs.cases import Case, Maker, Setting
 from rewriter.proof.accepted import SizeSearch
 from rewriter.proof.certificate.expressions import listing, ordered
@@ -138,14 +146,18 @@ class Pair:
     """Two models, and what is known of them so far."""
 
     def __init__(
-        self, a: LoadedModel, b: LoadedModel, *, claims: Mapping[Place, Claimed] | None = None,
-        blocks: Sequence[Claim] = (), limit: float = UNCLAIMED, dims: Mapping[str, int] | None = None,
-        longest: int | None = None, isolate: bool = False,
-    ) -> None:  # fmt: skip
-        """Two models, and the options of `rewriter.proof.prove.prove`.
-
-        Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`.
-        """
+        self,
+        a: LoadedModel,
+        b: LoadedModel,
+        *,
+        claims: Mapping[Place, Claimed] | None = None,  # by tensor of A, what its replacement is held to
+        blocks: Sequence[Claim] = (),  # what was replaced. Each must have been, by heads
+        limit: float = UNCLAIMED,  # of all other activations
+        dims: Mapping[str, int] | None = None,  # sizes of symbolic dimensions, where they are not free
+        longest: int | None = None,  # the longest sequence that B takes; None for any
+        isolate: bool = False,  # distinguish several differences of small models
+    ) -> None:
+        """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`."""
         self.a = Program(a, other=b.proto)
         self.b = Program(b, twin=self.a)
         self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
@@ -613,3 +625,66 @@ class Pair:
                 if any(failed) or any(self._differing(x, y) for x, y in pairs):
                     return _COIN
         return ""
+
+
+def prove(original: LoadedModel, rewritten: LoadedModel, **options: Any) -> Certificate:
+    """Prove that `rewritten`, which may have further outputs, computes those of `original`, or say where it differs.
+
+    `options` are those of `Pair`.
+    """
+    start = time.perf_counter()
+    try:
+        values = Pair(original, rewritten, **options).certificate()
+    except (Unsupported, UsageError) as error:  # the run will say, too, that no inputs can be generated
+        values = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
+    refusals = *_interface(original, rewritten), *_coarser(original, rewritten)
+    refusals = *refusals, *_unmet(original, rewritten, options.get("blocks", ()))
+    refusals = (*values.refusals, *refusals) if values.refuted else (*refusals, *values.refusals)
+    return replace(values, certified=not refusals, refusals=refusals, seconds=time.perf_counter() - start)
+
+
+def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:
+    """Inputs and outputs of another type, or of a size that is fixed in one model only."""
+    for what in ("input", "output"):
+        theirs = {value.name: type_of(value.type) for value in getattr(rewritten.proto.graph, what)}
+        for value in getattr(original.proto.graph, what):
+            ours, other = type_of(value.type), theirs.get(value.name)
+            if other is None or not ours.elem_type or not other.elem_type:
+                continue
+            # Some exporters write -1 or 0 for a dynamic dimension; of an unknown rank any axis is.
+            shapes = (each.shape or () for each in (ours, other))
+            fixed = ([dim if isinstance(dim, int) and dim > 0 else None for dim in shape] for shape in shapes)
+            missing = None if None in (ours.rank, other.rank) else 0
+            apart = what == "input" and any(one != two for one, two in zip_longest(*fixed, fillvalue=missing))
+            if apart or ours.elem_type != other.elem_type:
+                yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
+
+
+def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:
+    """Whether the rewritten model computes in a type that is less exact than all of the original's."""
+    if rewritten.proto.ir_version < LOOSE_INITIALIZERS <= original.proto.ir_version:
+        text = f"IR version is {rewritten.proto.ir_version} instead of {original.proto.ir_version}"
+        yield Refusal("", "", "", f"{text}, without defaults of inputs")
+    ours, theirs = (_types(each.proto) for each in (original, rewritten))
+    if ours and theirs and min(theirs) < min(ours):
+        kind = elem_name(FLOATS[min(theirs)])
+        yield Refusal("", "", "", f"computes in {kind}, which is narrower than the original's types")
+
+
+def _types(proto: onnx.ModelProto) -> set[int]:
+    """The places in `FLOATS` of the types of a model's inputs, constants and casts."""
+    casts = (each for node in iter_nodes(proto.graph.node) if node.op_type == "Cast" for each in node.attribute)
+    found = {each.i for each in casts if each.name == "to"} | {each.data_type for each in iter_tensors(proto)}
+    found |= {value.type.tensor_type.elem_type for value in proto.graph.input}
+    return {place for place, elem_type in enumerate(FLOATS) if elem_type in found}
+
+
+def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:
+    """Blocks that are said to be replaced, and whose first output is computed as before."""
+    models = (inlined(each.proto) if each.proto.functions else each.proto for each in (original, rewritten))
+    a, b = ({view.path: view for view in all_views(each)} for each in models) if blocks else ({}, {})
+    for block in blocks:
+        old, new = (each[block.path].made_by(block.makes[0]) if block.path in each else None for each in (a, b))
+        if old is not None and new is not None and (old.op_type, *old.input) == (new.op_type, *new.input):
+            text = "reported as converted, but the original's activation is still there"
+            yield Refusal(block.output, block.output, block.name, text, path=block.path)

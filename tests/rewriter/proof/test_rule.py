@@ -12,9 +12,8 @@ import pytest
 from rewriter import rewrite
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.sessions import open_session
-from rewriter.proof.nudge import Point, nudged
 from rewriter.proof.rule import FACTOR, Judgement, Results, compared, uncompared
-from rewriter.proof.run import run_model
+from rewriter.proof.run import Point, nudged, run_model
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge
 from tests.textmodels import SILU, mlp, tensor, values

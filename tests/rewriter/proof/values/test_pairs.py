@@ -18,8 +18,8 @@ from onnx import numpy_helper
 from rewriter.files.load import load_model
 from rewriter.graph.view import Place
 from rewriter.proof.certificate import bounds
-from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claim, Claimed
+from rewriter.proof.values.compare import prove
 from tests.textmodels import SILU, integers, mlp, tensor, text_model
 
 HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"

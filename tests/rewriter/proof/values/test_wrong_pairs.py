@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from rewriter.evaluate.arithmetic import draw_prime
 from rewriter.files.load import LoadedModel
-from rewriter.proof.prove import prove
+from rewriter.proof.values.compare import prove
 
 _CHANCES = 8
 _TOKENS = "(float[batch,seq,4] x) => (float[batch,seq,4] out)"
