@@ -37,23 +37,18 @@ _SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
 _RESIDUES = [np.isin(np.arange(q) * (1 if q % 4 == 1 else -1) % q, np.arange(1, q) ** 2 % q) for q in _SMALL_PRIMES]
 """Of a prime p that is 3 modulo 4, those modulo q for which q has a root modulo p: p, or -p, has one modulo q."""
 _CANDIDATES = 2**12
-_MAX_TERMS = 2**18
-"""Sums of more products of 16-bit limbs are not exact in float64."""
-_FEW_TERMS = 2**6
-"""Sums of as many products of 31 bits with 16 are exact in float64."""
+_MAX_TERMS = 2**18  # sums of more products of 16-bit limbs are not exact in float64
+_FEW_TERMS = 2**6  # sums of as many products of 31 bits with 16 are exact in float64
 _MOST_TERMS, _PART = 2**13, 2**18
 """Products of halves whose sum is exact in float64; and entries of a weight that are split at once."""
-_CACHED = 2**15
-"""Entries that are computed with at once."""
-_FEW = 32
-"""Numbers that are inverted one by one."""
+_CACHED = 2**15  # entries that are computed with at once
+_FEW = 32  # numbers that are inverted one by one
 _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 """Entries of the smallest weight whose products are remembered, and of all these products."""
 FARTHEST, UNREACHED = 2.0**59, 1e15
 """Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
 the same where constants are read as the numbers they are rounded from."""
-INFINITE = 1000
-"""The count of masking constants in an entry that is -infinity."""
+INFINITE = 1000  # the count of masking constants in an entry that is -infinity
 
 
 class Unsupported(RewriteError):  # noqa: N818 - says what the graph is

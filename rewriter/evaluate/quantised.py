@@ -21,8 +21,7 @@ from rewriter.evaluate.products import matmul
 from rewriter.evaluate.scalar import add, mul
 from rewriter.evaluate.table import Call, operator
 
-_AXIS_ALONE = 13
-"""The first opset in which Softmax is over a single axis, not over all trailing ones."""
+_AXIS_ALONE = 13  # the first opset in which Softmax is over a single axis, not over all trailing ones
 
 
 def _type(x: Any) -> np.dtype[Any] | None:

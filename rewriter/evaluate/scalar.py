@@ -116,10 +116,8 @@ LOGIC: Mapping[str, Callable[..., Array]] = {"And": np.logical_and, "Or": np.log
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 EQUAL_ARE = {"Less": 1, "LessOrEqual": -1, "Greater": -1, "GreaterOrEqual": 1}
 """Whether the first operand, where it is equal to the second, is compared as a larger (1) or smaller (-1) one is."""
-SIGNED = ("Relu", "LeakyRelu", "Abs", "Sign")
-"""Operators that compare their operand with 0."""
-CHOOSING = (*COMPARISONS, *SIGNED, "Max", "Min", "Clip")
-"""Operators that compare numbers."""
+SIGNED = ("Relu", "LeakyRelu", "Abs", "Sign")  # operators that compare their operand with 0
+CHOOSING = (*COMPARISONS, *SIGNED, "Max", "Min", "Clip")  # operators that compare numbers
 
 
 @elementwise(*LOGIC, always=True)

@@ -66,22 +66,17 @@ _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
 """Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
-_COINS = 40
-"""Signs with which each result of a decision must have been drawn, in all rounds."""
-_MOST_TURNED = 2**4
-"""Sets of comparisons of integers that are given the result that they never had."""
+_COINS = 40  # signs with which each result of a decision must have been drawn, in all rounds
+_MOST_TURNED = 2**4  # sets of comparisons of integers that are given the result that they never had
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
 """The share of an output's norm that float64 may be off by, that of its largest number below which numbers are
 measured on that, and the bound of an activation that may allow more."""
-_DRAWS = 4
-"""How often real inputs of a small model are drawn, at all sizes and then at the first."""
+_DRAWS = 4  # how often real inputs of a small model are drawn, at all sizes and then at the first
 _LOWEST = {False: -(2.0**59), True: -(2.0**98)}
 """Beyond it are masks, by whether the model is in float64; offsets of steep heads are less, 2^97 in float64."""
-_CHANCE = 2.0**-9.3
-"""Of one prime: docs/proof.md derives it."""
-_ISOLATED = 2**22
-"""Entries of all tensors up to which differences are isolated, in many evaluations."""
+_CHANCE = 2.0**-9.3  # of one prime: docs/proof.md derives it
+_ISOLATED = 2**22  # entries of all tensors up to which differences are isolated, in many evaluations
 
 
 @dataclass(frozen=True)
@@ -97,8 +92,7 @@ class Reading:
         return Field(modulus, key, snaps=self.snaps, products=products, low=self.low)
 
 
-Drawn = tuple[Modulus, bytes, Case]
-"""Inputs, and the prime and the key that they are evaluated with."""
+Drawn = tuple[Modulus, bytes, Case]  # inputs, and the prime and the key that they are evaluated with
 
 
 def at_random(cases: Sequence[Case]) -> list[Drawn]:

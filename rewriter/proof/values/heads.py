@@ -73,17 +73,13 @@ _MOST_PLACES, _MOST_READ = 400, 3
 """Places of a tensor of B that are tried for one row of weights, and entries of A that the heads are read at."""
 _SMALL = ((1, 3, 2), (1, 3, 0))
 """The size at which heads are read; and without a past, for models with a branch for that."""
-_CHOICES = 12
-"""How often a model with branches is evaluated there until all of them were, twice where no sign decides."""
+_CHOICES = 12  # how often a model with branches is evaluated there until all of them were, twice where no sign decides
 _DOMAINS = (None, 512.0, 508.0)
 """What is tried: all numbers and, where a function does not hold for these, how far the programs of this tool reach."""
-_ROOM = 1.02
-"""A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
-_EXACT = 1e-15
-"""What a claim of 0 allows."""
+_ROOM = 1.02  # a claim is held to this many times its limit: it is itself a bound, rounded to a float
+_EXACT = 1e-15  # what a claim of 0 allows
 _FAR = fmpq(2) ** 60
-_LEAST_MASK = -200
-"""What a masked score is at least below the others: exp(-200) is 1e-87."""
+_LEAST_MASK = -200  # what a masked score is at least below the others: exp(-200) is 1e-87
 UNLIMITED = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 """Linear layers and norms, which may compute every number."""
 _LINEAR = ("Cast", "Identity", "Add")

@@ -22,8 +22,7 @@ from rewriter.graph.walk import iter_nodes
 _U64 = np.uint64
 _SMALL_TABLE = 32
 _LARGE = 2**16
-_APART = ("Add", "Sub", "Sum", "Concat")
-"""Operators whose result shows a change of any operand."""
+_APART = ("Add", "Sub", "Sum", "Concat")  # operators whose result shows a change of any operand
 
 
 @dataclass(frozen=True)

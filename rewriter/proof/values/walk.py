@@ -37,10 +37,8 @@ _CONDITIONS = (*COMPARISONS, *LOGIC, "Cast")
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 _MOVED = (MOVES | CASTS) - {"Shape", "Size", "Where"}
 _MOST_STEPS, _MOST_MOVED = 20_000, 2**22
-_SMALL = 2**10
-"""Entries of a constant that a linear layer may add."""
-_SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
-"""The numerator and the denominators of a short number."""
+_SMALL = 2**10  # entries of a constant that a linear layer may add
+_SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))  # the numerator and the denominators of a short number
 UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
 """Exceptions raised by a walk where names or shapes are unexpected."""
 
