@@ -1,12 +1,12 @@
 # The public names, and where each is; rewriter/__init__.py reads this file too, and imports a name when it is used.
-from rewriter.api.benching import Benchmark as Benchmark
-from rewriter.api.benching import bench as bench
+from rewriter.api.comparing import Benchmark as Benchmark
+from rewriter.api.comparing import bench as bench
 from rewriter.api.comparing import certify as certify
 from rewriter.api.comparing import diff as diff
 from rewriter.api.comparing import validate as validate
 from rewriter.api.diagnosing import doctor as doctor
-from rewriter.api.inspection import Inspection as Inspection
-from rewriter.api.inspection import inspect as inspect
+from rewriter.api.rewriting import Inspection as Inspection
+from rewriter.api.rewriting import inspect as inspect
 from rewriter.api.rewriting import rewrite as rewrite
 from rewriter.errors import ExitStatus as ExitStatus
 from rewriter.errors import ModelError as ModelError

@@ -1,37 +1,45 @@
 """`rewrite`, from loading to the report: load, plan, apply, save, prove, rename, with the user's passes around.
 
-This is the only module that knows the whole sequence. The proof judges the saved file, which gets its final name only
-after it passed. A folder, such as optimum writes, is converted model by model in a copy, likewise.
+This is the only module that knows the whole sequence. `inspect` stops after the plan. The proof judges the saved file,
+which gets its final name only after it passed. A folder, such as optimum writes, is converted model by model in a copy,
+likewise.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import onnx
 
+from passes.accounting import DEFAULT_TOKENS, Accounting, account
+from passes.conversion import Conversion
+from passes.match.blocks import kinds
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
-from rewriter.api.inspection import claim_of, domain_notes, longest_of, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, check_known, checked_options, described, name_of, settings_of
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.files.soundness import check_structure
-from rewriter.graph.walk import all_graphs
+from rewriter.graph.view import operator_of
+from rewriter.graph.walk import all_graphs, iter_nodes
+from rewriter.options import values_of
 from rewriter.proof.accepted import run_accepted
+from rewriter.proof.records import Claim, Claimed
 from rewriter.proof.run import Side, Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
-from rewriter.report.report import FolderReport, Report
-from rewriter.text import quoted
+from rewriter.report.report import BlockRow, FolderReport, Report, Result, Shape, plain_data
+from rewriter.text import counted, first_of, quoted
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
 """A pass of the user: it leaves the model that it gets as it is, and returns another one."""
@@ -191,7 +199,145 @@ def _planned(
     return plan
 
 
-# -- a folder ------------------------------------------------------------------------------------------------------
+# -- a plan in the terms of report and proof ---------------------------------------------------------------------------
+
+
+def planned_report(name: str, source: LoadedModel, plan: Plan) -> Report:
+    """The report after planning; `name` is the model's path as the caller gave it."""
+    about = ((each, (each.activation, each.first, each.second)) for each in plan.left)
+    left = (BlockRow(x.name, "left", *of, reason=x.miss.reason, node=x.miss.node) for x, of in about)
+    return Report(
+        model=name,
+        output="",
+        form=plan.options.form,
+        blocks=(*map(_converted, plan.conversions), *left),
+        before=shape_of(source.proto, source.size),
+        made=None,
+        proof=None,
+        seconds={},
+        notes=(*source.notes, *plan.notes),
+        exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
+        options=values_of(plan.options),
+    )
+
+
+def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
+    """A note on blocks whose heads are valid up to some pre-activation, which an input may exceed."""
+    domains = {each.block.name: each.program.domain for each in plan.conversions if isfinite(each.program.domain)}
+    where = "is checked only on the inputs of the run" if run else "is not checked, since nothing was run"
+    note = (
+        f"the heads of {counted(len(domains), 'block')} ({first_of(list(domains))}) hold for |pre-activation| up to "
+        f"{min(domains.values(), default=0.0):.3g}; that the model stays there {where}"
+    )
+    return (note,) if domains else ()
+
+
+def claim_of(conversion: Conversion, accuracy: float | None = None, added: Collection[str] = ()) -> Claim:
+    """The claim about one block; `accuracy` is the error that the user asked for, `added` are outputs of the model."""
+    block, whole = conversion.block, conversion.projections
+    held = held_by(conversion, accuracy)
+    return Claim(
+        name=block.name,
+        path=block.path,
+        output=block.output,
+        reads=held.leaves if whole is None else (whole.query.data,),
+        makes=(block.output,) if whole is None else (whole.result, *whole.shapes),
+        held=held,
+        elem_type=block.coarsest,
+        exposed=tuple(sorted(name for name in added if name.startswith(f"{block.name}/heads/"))),
+    )
+
+
+def held_by(conversion: Conversion, accuracy: float | None, narrowest: float = 0.0) -> Claimed:
+    """What the heads of a block are held to, on a domain of at least `narrowest`."""
+    block, domain = conversion.block, conversion.program.domain
+    leaves = tuple(dict.fromkeys((block.gate, block.value)))
+    known = domain if narrowest <= domain < inf else None
+    return Claimed(conversion.max_error, known, leaves, accuracy or 0.0)
+
+
+def longest_of(conversions: Iterable[Conversion]) -> int | None:
+    """The longest sequence that all blocks accept; None for any."""
+    return min((each.longest for each in conversions if each.longest), default=None)
+
+
+def _converted(conversion: Conversion) -> BlockRow:
+    """The row of a block that is converted."""
+    block, program = conversion.block, conversion.program
+    return BlockRow(
+        name=block.name,
+        status="converted",
+        activation=block.identified.label,
+        first=kinds(block.first),
+        second=kinds(block.second),
+        program=program.name,
+        exact=program.max_error == 0.0,
+        heads=conversion.heads,
+        bias_tokens=program.bias_tokens,
+        experts=next((operator.experts for operator in block.first if operator.experts), None),
+        type=onnx.helper.tensor_dtype_to_np_dtype(block.coarsest).name,
+        max_error=conversion.max_error,
+        measured=program.measured,
+        domain=program.domain if isfinite(program.domain) else None,
+        part_of=block.part_of,
+    )
+
+
+def shape_of(model: onnx.ModelProto, size: int) -> Shape:
+    """Operator counts over the main graph and the bodies of control flow, and the size on disk."""
+    operators = Counter(map(operator_of, iter_nodes(model.graph.node)))
+    return Shape(dict(sorted(operators.items())), operators.total(), size)
+
+
+# -- only the plan -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Inspection(Result):
+    """What `inspect` found: true if some block can be converted."""
+
+    report: Report
+    accounting: Accounting
+
+    @property
+    def exit_status(self) -> ExitStatus:  # type: ignore[override]
+        """0 if some block can be converted, 3 if none can."""
+        return self.report.exit_status
+
+    @property
+    def summary(self) -> str:
+        return self.report.summary
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready data: that of the report, plus `accounting` and `purity`."""
+        found = {"accounting": self.accounting, "purity": self.accounting.purity}
+        return {**self.report.to_json(), **plain_data(found)}
+
+
+def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: int = DEFAULT_TOKENS) -> Inspection:
+    """Find the blocks of a model and account for them; write nothing.
+
+    Args:
+        model: path of an ONNX file, or a model in memory.
+        scope: `mlp` or `all`, as for `rewrite`.
+        gate: `heads` or `product`, as for `rewrite`.
+        tokens: sequence length for which the costs of the forms are computed.
+
+    Raises:
+        UsageError: an option is invalid.
+        ModelError: the model is unreadable, malformed or unsafe.
+    """
+    run = Run()
+    with run.step("load", "loading"):
+        source = load_model(model)
+    options = checked_options({"scope": scope, "gate": gate})
+    with run.step("plan", "finding the MLP blocks"):
+        plan = make_plan(source.proto, options, partial(read_tensor, source))
+    accounting = account(plan, tokens)
+    return Inspection(run.finish(planned_report(name_of(model), source, plan)), accounting)
+
+
+# -- a folder ----------------------------------------------------------------------------------------------------------
 
 REPORT = "attnonly-report.json"  # in a folder that is written, the reports of all models
 

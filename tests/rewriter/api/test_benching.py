@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 
 from rewriter import UsageError, bench, rewrite
-from rewriter.api import benching
+from rewriter.api import comparing
 from tests.committed import FOLDER
 from tests.conftest import Ran
 from tests.textmodels import SILU, mlp, text_model
@@ -34,8 +34,8 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same files in a folder to work in; short turns."""
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
-    monkeypatch.setattr(benching, "_TURN", 0.0)
-    monkeypatch.setattr(benching, "_PAUSE", 0.0)
+    monkeypatch.setattr(comparing, "_TURN", 0.0)
+    monkeypatch.setattr(comparing, "_PAUSE", 0.0)
 
 
 def test_a_measurement() -> None:
@@ -56,7 +56,9 @@ def test_the_ratio_is_that_of_the_times(monkeypatch: pytest.MonkeyPatch) -> None
     """Both drift tenfold in the middle; a ratio within a round does not see it."""
     slow = [2.0] * 5 + [20.0] * 5
     monkeypatch.setattr(
-        benching, "_rounds", lambda sessions, _case: dict(zip(sessions, (slow, [3 * one for one in slow]), strict=True))
+        comparing,
+        "_rounds",
+        lambda sessions, _case: dict(zip(sessions, (slow, [3 * one for one in slow]), strict=True)),
     )
     rows = bench("a.onnx", "b.onnx", tokens=3, providers="cpu").times
     assert [row.over_original for row in rows] == [(1.0, 1.0, 1.0), (3.0, 3.0, 3.0)]
@@ -73,9 +75,9 @@ def test_every_model_has_a_turn_in_each_round(monkeypatch: pytest.MonkeyPatch) -
         def run(self, _feeds: object) -> None:
             turns.append(self.name)
 
-    monkeypatch.setattr(benching, "_ROUNDS", 3)
+    monkeypatch.setattr(comparing, "_ROUNDS", 3)
     sessions = {name: Logged(name) for name in "ab"}
-    found = benching._rounds(sessions, type("Case", (), {"feeds": {}}))  # type: ignore[arg-type]
+    found = comparing._rounds(sessions, type("Case", (), {"feeds": {}}))  # type: ignore[arg-type]
     assert "".join(turns) == "abbaabba"
     assert {name: len(times) for name, times in found.items()} == {"a": 3, "b": 3}
 
