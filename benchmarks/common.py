@@ -23,7 +23,7 @@ import onnx
 from benchmarks.timing import Feeds, rounds
 from rewriter.errors import ProviderError
 from rewriter.inputs.cases import Maker
-from rewriter.ort.providers import require_provider
+from rewriter.ort import require_provider
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -28,7 +28,7 @@ from benchmarks.timing import Feeds, Ratio, ratio, rounds, take
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.files.load import load_model
-from rewriter.ort.providers import load_onnxruntime, require_provider
+from rewriter.ort import load_onnxruntime, require_provider
 from rewriter.text import one_line
 
 PAST = 128

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rewriter.ort.providers import load_onnxruntime, require_provider
+from rewriter.ort import load_onnxruntime, require_provider
 
 Of = Callable[[list[float]], Any]
 """Makes one number of the seconds of several runs."""

@@ -26,7 +26,7 @@ from benchmarks.kinds import nodes_of
 from benchmarks.timing import Ratio, ratio
 from passes.forms import FORMS
 from rewriter import rewrite
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 
 ORIGINAL, CONTROL = "original", "control"
 _HEADS, _FIRST = "/heads/", "h.0."

@@ -26,8 +26,7 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import RewriteError, ValidationError
-from rewriter.ort.providers import require_provider
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session, require_provider
 from rewriter.text import one_line
 
 SECONDS_PER_TURN = 0.1

@@ -23,7 +23,7 @@ from benchmarks.timing import Ratio, ratio
 from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.inputs.cases import make_cases
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from passes.options import Options
 from passes.plan import Plan, make_plan
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.api import rewriting
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.changes import Change, copied
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from passes.plan import Plan, apply
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.attention import Array, ProgramNumbers, neurons
 from tests.oracle import evaluate, tensors
 

@@ -14,7 +14,7 @@ from benchmarks.floats.errors import Floats, Kind
 from benchmarks.floats.subjects import Subject
 from rewriter import rewrite
 from rewriter.errors import ValidationError
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from rewriter.report.report import BlockRow
 
 Run = Callable[[Floats], Floats]

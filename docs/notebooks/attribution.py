@@ -29,7 +29,7 @@ from rewriter import attribute, rewrite
 from rewriter.graph.extract import upstream
 from rewriter.interpret.index import heads
 from rewriter.interpret.stream import chain_to
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from rewriter.proof.run import Side, fed
 
 Array = NDArray[Any]

@@ -35,8 +35,7 @@ from rewriter.graph.walk import iter_nodes
 from rewriter.inputs.cases import Case, Maker
 from rewriter.inputs.specs import Kind
 from rewriter.options import build
-from rewriter.ort.providers import chosen_providers
-from rewriter.ort.sessions import LEVELS, RULES, Session, open_session, optimisers, write_optimised
+from rewriter.ort import LEVELS, RULES, Session, chosen_providers, open_session, optimisers, write_optimised
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.run import Point, silent
 from rewriter.proof.settings import Settings, checked

@@ -12,7 +12,7 @@ from pathlib import Path
 from rewriter.api.run import environment
 from rewriter.errors import RewriteError
 from rewriter.files.load import load_model
-from rewriter.ort.providers import PROVIDERS, Provider, load_onnxruntime, require_provider
+from rewriter.ort import PROVIDERS, Provider, load_onnxruntime, require_provider
 from rewriter.proof.settings import LARGE
 from rewriter.report.report import Result, by_problems
 from rewriter.text import one_line, size

@@ -211,7 +211,7 @@ def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 def _provider(text: str) -> str:
     """A provider by its usual name; an unknown name is a usage error, not a missing provider."""
-    from rewriter.ort.providers import parse_provider
+    from rewriter.ort import parse_provider
 
     try:
         return parse_provider(text).text

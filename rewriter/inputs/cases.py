@@ -29,7 +29,7 @@ from rewriter.graph.types import terms_of, type_of
 from rewriter.graph.view import GraphView
 from rewriter.inputs import Given, spelled
 from rewriter.inputs.specs import Inputs, InputSpec, Kind, Role, kind_of, numpy_type
-from rewriter.ort.sessions import fits
+from rewriter.ort import fits
 from rewriter.text import one_line, quoted
 
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)

@@ -41,7 +41,7 @@ from rewriter.graph.types import type_of
 from rewriter.graph.view import GraphView, Path, Place, all_views, graph_at, integer_of, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.inputs.cases import Case
-from rewriter.ort.sessions import Session, fits, open_session
+from rewriter.ort import Session, fits, open_session
 from rewriter.proof.rule import Results, magnitude
 from rewriter.text import counted, first_of, quoted
 

@@ -54,6 +54,6 @@ class Settings:
 
 def checked(settings: Settings) -> Settings:
     """The settings with default providers filled in. Raises as `require_provider`."""
-    from rewriter.ort.providers import chosen_providers
+    from rewriter.ort import chosen_providers
 
     return replace(settings, providers=chosen_providers(settings.providers))

@@ -28,7 +28,7 @@ from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
 from rewriter.inputs.cases import Case, Maker
 from rewriter.inputs.specs import Kind
-from rewriter.ort.providers import parse_provider
+from rewriter.ort import parse_provider
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.rule import Judgement, compared, norm, relative_error, uncompared

@@ -13,7 +13,7 @@ from models.entry import Entry, Exporter
 from models.registry import ENTRIES, get
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.inputs.cases import make_cases
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.conftest import Export, exporters_of
 from tests.passes.test_apply import assert_unique_names, new_nodes
 

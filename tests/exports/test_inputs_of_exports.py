@@ -8,7 +8,7 @@ import pytest
 
 from rewriter.files.load import load_model
 from rewriter.inputs.cases import make_cases
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from rewriter.proof.run import open_reference
 from tests.conftest import Export
 

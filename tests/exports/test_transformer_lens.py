@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from models.registry import get
 from rewriter import UsageError, ablate, run_with_cache
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.conftest import Export
 from tests.headmath import neuron_pattern, neurons_write, wide
 

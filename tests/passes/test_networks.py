@@ -6,7 +6,7 @@ import pytest
 
 from passes.forms import FORMS
 from passes.plan import Plan, apply
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests import cases
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds, in_float64

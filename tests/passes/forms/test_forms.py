@@ -15,7 +15,7 @@ from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from passes.programs.program import BiasToken, Head, Program
 from rewriter import ValidationError
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests import cases
 from tests.errors import EMITTED, InPlace, accurate, apart
 from tests.headmath import tapped

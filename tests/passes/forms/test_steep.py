@@ -14,7 +14,7 @@ from passes.plan import apply, make_plan
 from passes.programs.activations import ACTIVATIONS as TABLE
 from passes.programs.fitted import lines
 from passes.programs.program import ARITHMETIC, BiasToken, Head, Program
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.oracle import evaluate
 from tests.textmodels import text_model
 

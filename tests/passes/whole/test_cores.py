@@ -8,7 +8,7 @@ import pytest
 
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.cases import proved
 from tests.errors import apart
 from tests.oracle import tensors

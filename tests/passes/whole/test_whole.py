@@ -14,7 +14,7 @@ from passes.plan import Plan, apply, make_plan
 from rewriter import heads
 from rewriter.graph.extract import ancestors
 from rewriter.graph.view import all_views
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
 from tests.errors import RATIO, error_ratio

@@ -55,11 +55,8 @@ def test_a_measurement() -> None:
 def test_the_ratio_is_that_of_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both drift tenfold in the middle; a ratio within a round does not see it."""
     slow = [2.0] * 5 + [20.0] * 5
-    monkeypatch.setattr(
-        comparing,
-        "_rounds",
-        lambda sessions, _case: dict(zip(sessions, (slow, [3 * one for one in slow]), strict=True)),
-    )
+    times = slow, [3 * one for one in slow]
+    monkeypatch.setattr(comparing, "_rounds", lambda sessions, _case: dict(zip(sessions, times, strict=True)))
     rows = bench("a.onnx", "b.onnx", tokens=3, providers="cpu").times
     assert [row.over_original for row in rows] == [(1.0, 1.0, 1.0), (3.0, 3.0, 3.0)]
     assert [row.milliseconds for row in rows] == [11000.0, 33000.0]

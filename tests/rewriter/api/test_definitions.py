@@ -10,8 +10,7 @@ import pytest
 from rewriter import ExitStatus, rewrite, validate
 from rewriter.errors import ValidationError
 from rewriter.graph.walk import iter_nodes
-from rewriter.ort.providers import load_onnxruntime
-from rewriter.ort.sessions import open_session
+from rewriter.ort import load_onnxruntime, open_session
 from tests.changes import change_values, copied
 from tests.textmodels import FIRST, mlp, text_model
 

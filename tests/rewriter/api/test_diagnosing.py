@@ -13,7 +13,7 @@ from rewriter.api import diagnosing
 from rewriter.cli import run
 from rewriter.errors import ProviderError
 from rewriter.files.load import load_model
-from rewriter.ort.providers import PROVIDERS
+from rewriter.ort import PROVIDERS
 from tests.conftest import Ran
 from tests.textmodels import SILU, mlp
 

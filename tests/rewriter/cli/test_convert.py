@@ -13,10 +13,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from rewriter import rewrite
+from rewriter import ort, rewrite
 from rewriter.cli import COMMANDS, run
 from rewriter.cli.models import convert
-from rewriter.ort import providers
 from tests.cases import names, plant
 from tests.changes import change_values, weight
 from tests.committed import FOLDER
@@ -192,7 +191,7 @@ def test_4_unreadable(folder: Path, name: str, ran: Ran) -> None:
 
 
 def test_5_no_such_provider(folder: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "_obstacle", lambda known: None if known.name == "cpu" else "no driver here")
+    monkeypatch.setattr(ort, "_obstacle", lambda known: None if known.name == "cpu" else "no driver here")
     said = "rewrite: execution provider 'cuda' is not available: no driver here\n"
     assert ran(5, ["model.onnx", "-o", "out.onnx", "--provider", "cuda"]).err == said
     assert names(folder) == {"model.onnx"}

@@ -9,7 +9,7 @@ import pytest
 
 from passes.forms import FORMS
 from rewriter import inspect, rewrite
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
 from tests.conftest import Ran

@@ -14,7 +14,7 @@ import pytest
 
 from rewriter.evaluate.arithmetic import Field, Modulus, Value, multiply
 from rewriter.files.load import load_model
-from rewriter.ort.sessions import write_optimised
+from rewriter.ort import write_optimised
 from tests.rewriter.evaluate import single
 from tests.rewriter.evaluate.judged import MICROSOFT, Case, assert_judged, assert_same_in_field, dyadic, written
 

@@ -14,7 +14,7 @@ import pytest
 from rewriter import certify, rewrite
 from rewriter.errors import ModelError
 from rewriter.files.load import load_model
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.textmodels import Array, text_model, values
 
 IMPORTS = '"": 20, "com.microsoft": 1'

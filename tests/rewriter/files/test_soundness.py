@@ -17,7 +17,7 @@ from rewriter.files.soundness import check_structure, sort_main_graph
 from rewriter.graph.elementwise import MICROSOFT, OPERATORS
 from rewriter.graph.fused import FUSED
 from rewriter.graph.walk import MAX_DEPTH
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.changes import Change as Edit
 from tests.changes import changed, set_nodes
 from tests.counting import grows_linearly

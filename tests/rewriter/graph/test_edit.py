@@ -12,7 +12,7 @@ from onnx import parser
 from rewriter import certify
 from rewriter.graph.edit import Replacement, drop_dead, inlined, splice
 from rewriter.graph.view import GraphView, all_views, graph_at
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out)'
 

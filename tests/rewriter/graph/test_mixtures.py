@@ -13,7 +13,7 @@ import pytest
 
 from rewriter import ExitStatus, certify, rewrite
 from rewriter.graph import mixtures
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.cases import proved
 from tests.changes import Change, change_values, maker, nodes_of, weight
 from tests.textmodels import Array, text_model

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.errors import UsageError
 from rewriter.inputs.cases import Case, Maker, make_cases
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.textmodels import filled
 
 INT, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL

@@ -14,7 +14,7 @@ import pytest
 from rewriter import UsageError, ValidationError, certify
 from rewriter.api import comparing
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.ort.sessions import LEVELS, RULES, optimisers, write_optimised
+from rewriter.ort import LEVELS, RULES, optimisers, write_optimised
 from tests.conftest import Ran
 from tests.textmodels import SILU, mlp, text_model
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from rewriter import ExitStatus, ProviderError, UsageError, diff, rewrite
-from rewriter.ort import sessions
-from rewriter.ort.providers import chosen_providers, load_onnxruntime, parse_provider
-from rewriter.ort.sessions import Session, open_session
+from rewriter.ort import Session, chosen_providers, load_onnxruntime, open_session, parse_provider
 from rewriter.report.sections import warnings
 from tests.textmodels import FIRST, SILU, mlp, text_model
 
@@ -84,7 +82,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, cpu_nodes: Left, noise: float) ->
         return _Noisy(**{**vars(session), "cpu_nodes": left}, noise=noise * rewritten)
 
     monkeypatch.setattr("rewriter.proof.run.open_session", opened)
-    monkeypatch.setattr("rewriter.ort.providers._obstacle", lambda _provider: None)
+    monkeypatch.setattr("rewriter.ort._obstacle", lambda _provider: None)
     return asked
 
 
@@ -151,7 +149,7 @@ def test_a_real_gpu_measures_its_noise() -> None:
     proof = report.validation.providers["cuda:device_id=0"]
     assert proof.cpu_nodes == ()
     assert proof.compared["out"].max_abs < 1e-4
-    assert sessions.open_session(mlp(SILU), "cuda:use_tf32=0").outputs == ("out",)
+    assert open_session(mlp(SILU), "cuda:use_tf32=0").outputs == ("out",)
 
 
 @pytest.mark.parametrize(

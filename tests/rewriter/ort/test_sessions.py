@@ -12,8 +12,7 @@ import pytest
 from onnx import parser
 
 from rewriter.errors import ValidationError
-from rewriter.ort.providers import chosen_providers, load_onnxruntime, parse_provider
-from rewriter.ort.sessions import open_session
+from rewriter.ort import chosen_providers, load_onnxruntime, open_session, parse_provider
 from tests.textmodels import text_model
 
 MODEL = parser.parse_model(
@@ -73,7 +72,7 @@ def test_external_data_of_a_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert session.run({"x": np.zeros(4, np.float32)})["y"].tolist() == [0, 1, 2, 3]
 
     # OpenVINO looks for the file in the working directory; such a provider gets the data with the model.
-    monkeypatch.setattr("rewriter.ort.providers.PROVIDERS", (replace(parse_provider("cpu"), finds_data=False),))
+    monkeypatch.setattr("rewriter.ort.PROVIDERS", (replace(parse_provider("cpu"), finds_data=False),))
     given: list[bytes] = []
     session_class = load_onnxruntime().InferenceSession
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, Report, UsageError, ValidationError, rewrite
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.cases import plant
 from tests.changes import add_weight, insert, maker, rename
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values

@@ -11,7 +11,7 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from rewriter.proof.rule import FACTOR, Judgement, Results, compared, uncompared
 from rewriter.proof.run import Point, nudged, run_model
 from rewriter.proof.settings import Settings, checked

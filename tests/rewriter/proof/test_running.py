@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.inputs.cases import Case, make_cases
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from rewriter.proof.rule import Results
 from rewriter.proof.run import ModelRuns, Side, Way, run_model
 from rewriter.proof.settings import LARGE, Settings

@@ -10,7 +10,7 @@ import pytest
 from rewriter.evaluate.arithmetic import Field
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
-from rewriter.ort.sessions import write_optimised
+from rewriter.ort import write_optimised
 from rewriter.proof.values.folds import folded, products
 from tests.textmodels import Array, tensor, text_model
 

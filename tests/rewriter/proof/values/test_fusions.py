@@ -12,7 +12,7 @@ from rewriter import certify
 from rewriter.graph.attention import definition
 from rewriter.graph.fused import FUSED, with_parts
 from rewriter.graph.view import LostError, key_of
-from rewriter.ort.sessions import open_session
+from rewriter.ort import open_session
 from tests.textmodels import text_model
 
 SUM = "a = Add(p, x) t = Add(a, b2)"

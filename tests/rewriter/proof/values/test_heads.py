@@ -16,7 +16,7 @@ from rewriter import certify, rewrite
 from rewriter.evaluate.arithmetic import Field, draw_prime
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
-from rewriter.ort.sessions import write_optimised
+from rewriter.ort import write_optimised
 from rewriter.proof.certificate.expressions import leaf
 from rewriter.proof.values.compare import Pair, Reading
 from rewriter.proof.values.walk import Kept, Walk, in_field

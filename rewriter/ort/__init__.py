@@ -1,1 +1,0 @@
-"""onnxruntime: sessions and execution providers."""
