@@ -26,7 +26,7 @@ from models.files import file_of, hints_of, load
 from models.registry import ENTRIES, get
 from models.tools.common import Hints, Refused
 from models.variants import Variant, make_variant
-from rewriter.compare.graphs import renamed
+from rewriter.compare import renamed
 from rewriter.errors import RewriteError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.proof.values.compare import prove

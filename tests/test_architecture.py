@@ -35,7 +35,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "rewriter/evaluate/": ("rewriter.evaluate", *_GROUND),
     "rewriter/inputs/": ("rewriter.inputs", "rewriter.ort", *_GROUND),
     "rewriter/proof/": ("rewriter.proof", "rewriter.evaluate", "rewriter.inputs", "rewriter.ort", *_GROUND),
-    "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
+    "rewriter/compare.py": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/report/": ("rewriter.report", "rewriter.compare", "rewriter.proof", "rewriter.files", *_BASE),
     "rewriter/adapters/": (
         *("rewriter.adapters", "rewriter.api", "rewriter.interpret", "rewriter.report", "rewriter.files"),

@@ -25,8 +25,7 @@ from passes.plan import make_plan
 from passes.record import PlanError, read_record
 from rewriter.api.rewriting import held_by, longest_of
 from rewriter.api.run import CompareKeywords, Run, check_known, described, environment, name_of, settings_of
-from rewriter.compare import CompareOptions
-from rewriter.compare.graphs import difference, renamed, signature_differences
+from rewriter.compare import difference, renamed, signature_differences
 from rewriter.errors import ExitStatus, RewriteError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.files.save import sha256_of
@@ -38,7 +37,7 @@ from rewriter.options import build
 from rewriter.ort import LEVELS, RULES, Session, chosen_providers, open_session, optimisers, write_optimised
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.run import Point, silent
-from rewriter.proof.settings import Settings, checked
+from rewriter.proof.settings import CompareOptions, Settings, checked
 from rewriter.proof.validate import Judge, Progress
 from rewriter.proof.values.compare import prove
 from rewriter.report.report import Certification, Comparison, FileDigest, Level, Result, RuntimeCertification

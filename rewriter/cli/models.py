@@ -26,9 +26,8 @@ from rewriter.cli.options import (
     report_option,
     with_options,
 )
-from rewriter.compare import CompareOptions
 from rewriter.errors import UsageError
-from rewriter.proof.settings import Settings
+from rewriter.proof.settings import CompareOptions, Settings
 from rewriter.text import quoted, size
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The options of the proof.
+"""The options of the proof, and of a comparison of given models.
 
 The module imports little at the top, because the command line always loads it.
 """
@@ -50,6 +50,33 @@ class Settings:
     def by_blocks(self, size: int) -> bool:
         """Whether a model of `size` bytes, weights included, is proved without ever loading it as a whole."""
         return self.proof == "blocks" or (self.proof == "auto" and size > LARGE)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What a comparison does otherwise."""
+
+    names: Mapping[str, str] = option(
+        {}, "An input or output that the second model calls otherwise (repeatable).", metavar="OLD=NEW", flag="--map"
+    )
+    atol: float | None = option(
+        None, "Judge outputs by this absolute tolerance instead of the rule.", metavar="NUMBER", least=0.0
+    )
+    rtol: float | None = option(
+        None, "The same, relative to the first model's values; added to --atol.", metavar="NUMBER", least=0.0
+    )
+    accuracy: float | None = option(
+        None,
+        "Let the plan in the second model claim errors up to this, over max(1, |f|). Default: the usual limits.",
+        metavar="EPS",
+        above=0.0,
+        below=1.0,
+    )
+
+    @property
+    def tolerance(self) -> tuple[float, float] | None:
+        """atol and rtol, if either was given."""
+        return None if self.atol is self.rtol is None else (self.atol or 0.0, self.rtol or 0.0)
 
 
 def checked(settings: Settings) -> Settings:

@@ -11,8 +11,6 @@ import rewriter
 from tests.committed import FOLDER
 
 _SLOW = {
-    "rewriter.compare.parts",
-    "rewriter.compare.graphs",
     "rewriter.api.comparing",
     "rich.progress",
     "onnx.reference",

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.compare import Change, GraphDifference
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
@@ -26,6 +25,41 @@ from rewriter.text import counted, decoded, quoted
 
 _REMARKS = ("unused opset", "metadata", "model")  # entries that do not affect the computation
 _SIGNATURE = ("input", "output")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference."""
+
+    what: str  # `weight`, or the kind of entry: `opset`, `input`, `metadata`
+    name: str  # its name, that of a weight in a body behind the path to the body
+    a: str | None  # what A has there: element type and dims, or a text; None if A lacks it
+    b: str | None  # the same for B
+    how: str = ""  # of a weight that both have, the number of elements that differ and the largest |B - A|
+
+    @property
+    def text(self) -> str:
+        if self.a is None or self.b is None:
+            return f"{self.what} {self.name} is only in {'A' if self.b is None else 'B'}"
+        return f"{self.what} {self.name}: {self.a} in A, {self.b} in B"
+
+
+@dataclass(frozen=True)
+class GraphDifference:
+    """The differences between two files."""
+
+    # maps every operator, also in control-flow bodies, to its counts in A and in B, as the files have it
+    operators: Mapping[str, tuple[int, int]]
+    tensors: tuple[Change, ...]  # the weights that differ
+    same_tensors: int  # number of A's weights that B has bit for bit
+    fields: tuple[Change, ...]  # differences in inputs, outputs, and opsets
+    remarks: tuple[Change, ...]  # differences in metadata, producer and IR version, which do not affect the computation
+    also: ClassVar = ("same",)
+
+    @property
+    def same(self) -> bool:
+        """Whether both files have the same weights and declare the same."""
+        return not (self.tensors or self.fields)
 
 
 def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:

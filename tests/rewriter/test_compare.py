@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rewriter.compare import Change, GraphDifference
-from rewriter.compare.graphs import difference, renamed, signature_differences
+from rewriter.compare import Change, GraphDifference, difference, renamed, signature_differences
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, load_model
 from tests.changes import Change as Edit
