@@ -31,8 +31,7 @@ from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.files.save import sha256_of
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes
-from rewriter.inputs.cases import Case, Maker
-from rewriter.inputs.specs import Kind
+from rewriter.inputs.cases import Case, Kind, Maker
 from rewriter.options import build
 from rewriter.ort import LEVELS, RULES, Session, chosen_providers, open_session, optimisers, write_optimised
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed

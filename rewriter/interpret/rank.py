@@ -22,7 +22,7 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import TokenText, tokens_as_text
 from rewriter.graph.constants import Constants
-from rewriter.inputs.specs import Role
+from rewriter.inputs.cases import Role
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import STREAM, chain_to

@@ -26,8 +26,7 @@ from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.graph.extract import extract, split, upstream
 from rewriter.inputs import Inputs, as_given
-from rewriter.inputs.cases import Case, Maker, load_cases
-from rewriter.inputs.specs import InputSpec, Role
+from rewriter.inputs.cases import Case, InputSpec, Maker, Role, load_cases
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write

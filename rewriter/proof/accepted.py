@@ -22,8 +22,7 @@ from rewriter.errors import RewriteError, UsageError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
 from rewriter.inputs import spelled
-from rewriter.inputs.cases import Case, Maker, States, Texts, load_cases, make_cases
-from rewriter.inputs.specs import Kind
+from rewriter.inputs.cases import Case, Kind, Maker, States, Texts, load_cases, make_cases
 from rewriter.proof.run import ModelRuns, Side, Way, open_model, run_model
 from rewriter.proof.settings import LARGE, Settings
 

@@ -26,8 +26,7 @@ from rewriter.graph.extract import between
 from rewriter.graph.mixtures import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
-from rewriter.inputs.cases import Case, Maker
-from rewriter.inputs.specs import Kind
+from rewriter.inputs.cases import Case, Kind, Maker
 from rewriter.ort import parse_provider
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Certificate, Claim, Claimed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import parser
 
-from rewriter.inputs.specs import Inputs, InputSpec, Kind, Role
+from rewriter.inputs.cases import Inputs, InputSpec, Kind, Role
 from tests.textmodels import filled
 
 HEAD = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "local": 1]>'
