@@ -21,10 +21,19 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, through_cache
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, overridden, sort_main_graph
-from rewriter.files.tensors import byte_count, check_inline, element_type, malformed
+from rewriter.files.tensors import (
+    ExternalRef,
+    byte_count,
+    check_inline,
+    element_type,
+    malformed,
+    open_inside,
+    read_external,
+    resolve,
+    through_cache,
+)
 from rewriter.graph.extract import bytes_of
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors

@@ -1,13 +1,36 @@
-"""Count the elements and bytes that a TensorProto must hold, and check that it does."""
+"""The values of a tensor: how many elements and bytes it must hold, inline or in another file, and which it may read.
+
+The rules for external data are stricter than those of onnx and onnxruntime (CVE-2022-25882, CVE-2024-27318,
+CVE-2025-51480):
+
+- A location is a relative path of plain names separated by `/`; a leading `./` is dropped.
+- No part of it below the model's directory is a symbolic link: each is opened relative to its parent, without following
+  links, so that none can be swapped in. The file is regular with one hard link.
+- The keys are location, offset, length and checksum (not verified), each at most once, and not `basepath`.
+- Offset (default 0) and length (default: the rest of the file) are decimal numbers below 2**63, and the range lies
+  inside the file; the length is what dims and element type require.
+
+Links are read in a Hugging Face cache alone: files in `snapshots/REVISION/` are links to `../../blobs/HASH`, which
+`through_cache` replaces by these paths. Nothing outside of `blobs` is opened through one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 
 from rewriter.errors import ModelError
+from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
 MAX_BYTES = 2**63 - 1
@@ -101,3 +124,181 @@ def check_inline(tensor: onnx.TensorProto) -> None:
             f"tensor {name} ({element.name}) holds {have} {unit} where its dimensions need {need}; "
             "the file is damaged: download or export it again"
         )
+
+
+# -- external data -----------------------------------------------------------------------------------------------------
+
+KEYS = frozenset({"location", "offset", "length", "checksum"})
+_READ = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class ExternalRef:
+    """A checked reference: `length` bytes at `offset` of the regular file `path`, with its device and inode."""
+
+    tensor: str
+    location: str
+    path: Path
+    offset: int
+    length: int
+    file: tuple[int, int]
+
+    @property
+    def range(self) -> tuple[int, ...]:
+        """Equal for references to the same bytes on this machine."""
+        return (*self.file, self.offset, self.length)
+
+
+def resolve(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> ExternalRef:
+    """Check the external reference of a tensor without reading data. Raises ModelError for any broken rule."""
+    with _opened(tensor, base_dir) as (_, ref):
+        return ref
+
+
+def read_external(
+    tensor: onnx.TensorProto, base_dir: str | os.PathLike[str], *, mapped: bool = False
+) -> npt.NDArray[np.uint8]:
+    """Read the bytes of an external tensor, after checking it again. Raises ModelError.
+
+    If `mapped`, they are read-only and stay in the file, as for onnxruntime: parts of a weight cost little.
+    """
+    with _opened(tensor, base_dir) as (handle, ref):
+        if mapped and ref.length:
+            # The error is that of file systems that cannot map.
+            with suppress(OSError), os.fdopen(handle, "rb", closefd=False) as file:
+                return np.asarray(np.memmap(file, np.uint8, "r", ref.offset, ref.length))
+        data = np.empty(ref.length, np.uint8)
+        done = 0
+        while done < ref.length:
+            try:
+                got = os.preadv(handle, [data[done : done + _READ].data], ref.offset + done)
+            except OSError as error:
+                what = f"{quoted(ref.path)} for tensor {quoted(ref.tensor)}"
+                raise ModelError(f"cannot read {what}: {error.strerror}; check the disk") from error
+            if not got:
+                # A file that shrinks would otherwise leave uninitialised memory at the end of the array.
+                raise ModelError(f"{quoted(ref.path)} shrank while it was read; run again when nothing writes to it")
+            done += got
+        return data
+
+
+def open_inside(base_dir: Path, location: str, tensor: str) -> int:
+    """The file descriptor of a data file below `base_dir`. Raises ModelError."""
+    parts = _parts(location, tensor)
+    what = f"external data {quoted(location)} of tensor {quoted(tensor)}"
+    try:
+        handle = os.open(base_dir, os.O_RDONLY | os.O_DIRECTORY)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"cannot open the model's directory {quoted(base_dir)}: {_reason(error)}; check its path and mode"
+        ) from error
+    for part in parts:
+        parent = handle
+        try:
+            # Non-blocking, because opening a FIFO would wait for a writer.
+            handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ELOOP:
+                raise ModelError(
+                    f"{what} is or lies behind a symbolic link; copy the model with its data (`cp -rL DIRECTORY COPY`)"
+                ) from error
+            raise ModelError(
+                f"cannot open {what}: {_reason(error)}; put the data file beside the model, where it was saved"
+            ) from error
+        finally:
+            os.close(parent)
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return handle
+    os.close(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise malformed(f"{what} is not a regular file")
+    # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
+    raise ModelError(
+        f"{what} has {status.st_nlink} hard links, so it may be someone else's file; copy the model and its data to a "
+        "new directory (`cp -r`, without -l) and use the copy"
+    )
+
+
+@contextmanager
+def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Iterator[tuple[int, ExternalRef]]:
+    base, name = Path(base_dir).absolute(), quoted(tensor.name)
+    if element_type(tensor).name == "STRING":
+        raise malformed(f"string tensor {name} cannot have external data")
+    if filled_fields(tensor) or tensor.HasField("segment"):
+        raise malformed(f"tensor {name} has both inline and external data")
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if "location" not in entries or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
+        raise ModelError(
+            f"tensor {name} has the external data keys {', '.join(quoted(entry.key) for entry in tensor.external_data)}"
+            "; onnxruntime loads location, offset, length and checksum, each once: save the model again with "
+            "onnx.save(..., save_as_external_data=True)"
+        )
+    location, need = entries["location"], byte_count(tensor)
+    offset = _number(entries.get("offset", "0"), "offset", tensor.name)
+    handle = open_inside(base, location, tensor.name)
+    try:
+        status = os.fstat(handle)
+        size, file = status.st_size, (status.st_dev, status.st_ino)
+        length = _number(entries.get("length", str(max(size - offset, 0))), "length", tensor.name)
+        if offset + length > size:
+            raise ModelError(
+                f"tensor {name} reads bytes {offset} to {offset + length} of {quoted(location)}, which has "
+                f"{size}; the data file is incomplete: download or export it again"
+            )
+        if length != need:
+            what = f"has {length} bytes of external data where its dimensions need {need}"
+            raise ModelError(
+                f"tensor {name} {what}; model and data file do not belong together: export the model again"
+            )
+        path = base.joinpath(*_parts(location, ""))
+        yield handle, ExternalRef(tensor.name, location, path, offset, length, file)
+    finally:
+        os.close(handle)
+
+
+def _parts(location: str, tensor: str) -> list[str]:
+    """The path components of a data file. Raises ModelError if they could leave the model's directory."""
+    # protobuf returns bytes for a string that is not valid UTF-8.
+    parts = location.removeprefix("./").split("/") if isinstance(location, str) else [""]
+    if {"", ".", ".."} & {*parts} or re.search(r"[\0\\]|^[A-Za-z]:", location):
+        raise ModelError(
+            f"external data location {quoted(location)} of tensor {quoted(tensor)} is not a plain relative path below "
+            "the model's directory (without '..', backslashes and drives); save the model again"
+        )
+    return parts
+
+
+def _number(text: str, key: str, tensor: str) -> int:
+    # int() alone accepts '+1', ' 1', '1_0' and Arabic digits, which onnxruntime parses differently.
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) or int(text) > MAX_BYTES:
+        raise malformed(
+            f"tensor {quoted(tensor)} has the external data {key} {quoted(text)}, which is not a whole "
+            "number from 0 to 2**63 - 1"
+        )
+    return int(text)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or "its name cannot be used here"
+
+
+def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
+    """Replace links in a cache by the blobs behind them: the directory of external data, else `folder`."""
+    tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
+    entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
+    here = folder.resolve()
+    cache = next((parent.parent for parent in here.parents if parent.name == "snapshots"), None)
+    paths = {entry.value: here.joinpath(*_parts(entry.value, "")) for entry in entries}
+    links = {location: path for location, path in paths.items() if os.path.islink(path)}  # noqa: PTH114 - no error
+    if not links or cache is None or (cache / "blobs").is_symlink():
+        return folder
+    for location, link in links.items():
+        # By its text alone: components of the path that are links themselves lead elsewhere, and are never opened.
+        target = Path(os.path.normpath(link.parent / os.readlink(link)))  # noqa: PTH115 - the text, not a path
+        if Path(os.readlink(link)).is_absolute() or target.parent != cache / "blobs":  # noqa: PTH115
+            return folder  # as for any other link, `open_inside` says what to do
+        paths[location] = target
+    for entry in entries:
+        entry.value = paths[entry.value].relative_to(cache).as_posix()
+    return cache

@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from rewriter.errors import ModelError
-from rewriter.files.external import ExternalRef, open_inside, read_external, resolve
 from rewriter.files.load import load_model, read_tensor
+from rewriter.files.tensors import ExternalRef, open_inside, read_external, resolve
 from tests.rewriter.files.conftest import WEIGHTS, answer, make_external
 
 SIZE = WEIGHTS.nbytes
