@@ -221,15 +221,15 @@ def _show(console: Console, found: rewriter.Inspection) -> None:
 
 def _forms(accounting: Accounting) -> Table:
     from passes.forms import FORMS
-    from rewriter.report.sections import Table, columns
+    from rewriter.report.sections import Table
 
-    heads = columns("form", "blocks:count", "heads:count", "keys:count", "pattern of all heads:count", "in the graph")
+    heads = "form, blocks:count, heads:count, keys:count, pattern of all heads:count, in the graph"
     rows = []
     for form, blocks in Counter(form for block in accounting.blocks for form in block.forms).items():
         count = " + ".join(f"{number:,}" for number in form.heads)
         rows.append((form.form, blocks, count, form.keys, size(form.pattern_bytes), FORMS[form.form].help))
     title = f"Forms: one block at {accounting.tokens:,} tokens"
-    return Table(title, heads, tuple(rows))
+    return Table.of(title, heads, rows)
 
 
 @command(MODEL, ok="nothing is wrong", failed="something is; each problem is a line that says what to do")
@@ -393,9 +393,9 @@ def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Pa
 
 
 def _show_times(console: Console, found: rewriter.Benchmark) -> None:
-    from rewriter.report.sections import Table, columns
+    from rewriter.report.sections import Table
 
-    heads = columns("inputs", "provider", "model", "ms:ratio", "from:ratio", "over original:ratio", "to:ratio")
-    rows = [(row.inputs, row.provider, row.model, row.milliseconds, *row.over_original) for row in found.times]
-    console.part(Table("Median time of one run, and quartiles of the ratio within a round", heads, tuple(rows)))
+    heads = "inputs, provider, model, ms:ratio, from:ratio, over original:ratio, to:ratio"
+    rows = ((row.inputs, row.provider, row.model, row.milliseconds, *row.over_original) for row in found.times)
+    console.part(Table.of("Median time of one run, and quartiles of the ratio within a round", heads, rows))
     console.line(found.summary, "bold green")

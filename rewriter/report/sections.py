@@ -53,12 +53,6 @@ class Column:
         return self.kind not in ("text", "name", "operators")
 
 
-def columns(*headings: str) -> tuple[Column, ...]:
-    """Columns of text, or of another kind as `heading:kind`."""
-    parts = (heading.partition(":") for heading in headings)
-    return tuple(Column(name, cast("Kind", kind or "text")) for name, _, kind in parts)
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows under headings, None where a row has no value; the first cell of a row names it."""
@@ -67,10 +61,14 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
-    def filled(self) -> Table:
-        used = [place for place in range(len(self.columns)) if any(row[place] is not None for row in self.rows)]
-        rows = tuple(tuple(row[place] for place in used) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[place] for place in used), rows=rows)
+    @classmethod
+    def of(cls, title: str, headings: str, rows: Iterable[Row]) -> Table:
+        """A table without empty columns; `headings` are `name, name:kind, ...`, by default of text."""
+        named, rows = (heading.partition(":") for heading in headings.split(", ")), tuple(rows)
+        columns = [Column(name, cast("Kind", kind or "text")) for name, _, kind in named]
+        used = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
+        kept = tuple(tuple(row[place] for place in used) for row in rows)
+        return cls(title, tuple(columns[place] for place in used), kept)
 
 
 def written(value: str | float | None, kind: Kind) -> str:
@@ -172,9 +170,9 @@ def block_parts(report: Report) -> list[Part]:
     title = f"Blocks to attention heads, form {report.form}"
     parts: list[Part] = [converted_table(title, report.converted)] if report.converted else []
     if report.left:
-        heads = columns("block:name", "reason", "activation", "linear operators:operators", "where:name")
+        heads = "block:name, reason, activation, linear operators:operators, where:name"
         rows = ((row.name, row.reason, row.activation or None, operators(row) or None, row.node) for row in report.left)
-        parts.append(Table("Left as they were", heads, tuple(rows)).filled())
+        parts.append(Table.of("Left as they were", heads, rows))
     return parts
 
 
@@ -215,11 +213,11 @@ def float_table(report: Report) -> Table:
     used = dict.fromkeys((row.program or "", row.type) for row in report.converted if report.form == "local")
     known = [floats["errors"].get(kind, {}).get(program) for program, kind in used]
     rows = [(*each, *errors) for each, errors in zip(used, known, strict=True)] if all(known) else []
-    heads = columns("program:name", "at every finite", "heads:error", "original's nodes:error")
+    heads = "program:name, at every finite, heads:error, original's nodes:error"
     where = f"measured with onnxruntime {floats['onnxruntime']} on {floats['instructions']}"
     here = report.environment.get("onnxruntime", "none")
     title = f"Largest error over max(1, |f|), in the program's domain, {where}; here: onnxruntime {here}"
-    return Table(title, heads, tuple(rows)).filled()
+    return Table.of(title, heads, rows)
 
 
 def summary(report: Report, width: int) -> list[str]:
@@ -300,9 +298,9 @@ def _left(rows: Sequence[BlockRow]) -> Iterator[str]:
 
 def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
     """The blocks that become heads."""
-    heads = columns(
-        *("block:name", "linear operators:operators", "activation", "program:name", "heads:count"),
-        *("bias tokens:count", "error at most:error", "for"),
+    heads = (
+        "block:name, linear operators:operators, activation, program:name, heads:count, bias tokens:count, "
+        "error at most:error, for"
     )
 
     def row(block: BlockRow) -> Row:
@@ -313,7 +311,7 @@ def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
         about = block.activation, block.program, block.heads, block.bias_tokens, error, where
         return (block.name, operators(block), *about)
 
-    return Table(title, heads, tuple(map(row, rows))).filled()
+    return Table.of(title, heads, map(row, rows))
 
 
 def region_table(certificate: Certificate) -> Table:
@@ -325,9 +323,9 @@ def region_table(certificate: Certificate) -> Table:
         where = "every y" if bound.domain is None else f"|y| <= {bound.domain:g}"
         least = None if bound.exact else bound.at_least
         alike.setdefault((each.nodes, proved, bound.bound, least, where), []).append(each.original)
-    heads = columns("activation:name", "nodes:count", "proved", "error at most:error", "error at least:error", "for")
-    rows = tuple((folded(names), *row) for row, names in alike.items())
-    return Table(f"Certified {reach(certificate)}", heads, rows).filled()
+    heads = "activation:name, nodes:count, proved, error at most:error, error at least:error, for"
+    rows = ((folded(names), *row) for row, names in alike.items())
+    return Table.of(f"Certified {reach(certificate)}", heads, rows)
 
 
 def operators(row: BlockRow) -> str:
@@ -340,8 +338,7 @@ def operators(row: BlockRow) -> str:
 
 def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
     """The rule, output by output; providers are named if there are several."""
-    errors = columns("max abs:error", "error:error", "rounding:error", "allowed:error")
-    heads = (*columns("output:name", "provider"), *errors, *columns("rule", "verdict"))
+    heads = "output:name, provider, max abs:error, error:error, rounding:error, allowed:error, rule, verdict"
 
     def row(provider: str, each: Judgement) -> Row:
         verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
@@ -352,16 +349,16 @@ def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
         return (each.name, provider if len(proof.providers) > 1 else None, each.max_abs, *shares, rule, verdict)
 
     title = "Errors as shares of the output's norm; with a tolerance, in its units"
-    rows = tuple(row(name, each) for name, run in proof.providers.items() for each in run.compared.values())
-    return Table(title, heads, rows).filled()
+    rows = (row(name, each) for name, run in proof.providers.items() for each in run.compared.values())
+    return Table.of(title, heads, rows)
 
 
 def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table:
     """Operators whose number changed, the largest changes first."""
     counts = [(name, before.get(name, 0), after.get(name, 0)) for name in {*before, *after}]
     changed = sorted((row for row in counts if row[1] != row[2]), key=lambda row: (-abs(row[2] - row[1]), row[0]))
-    heads = columns("operator:name", "before:count", "after:count", "change:change")
-    return Table("Operators whose number changed", heads, tuple((*row, row[2] - row[1]) for row in changed))
+    heads = "operator:name, before:count, after:count, change:change"
+    return Table.of("Operators whose number changed", heads, ((*row, row[2] - row[1]) for row in changed))
 
 
 # -- given models: comparisons and certificates -----------------------------------------------------------------------
@@ -434,17 +431,17 @@ def _proof(found: Comparison, proof: Validation, *, verbose: bool) -> Parts:
 
 
 def _files(found: GraphDifference, *, verbose: bool) -> Parts:
-    def short(text: str | None) -> str | None:
-        return text and shortened(text, _MAX_LENGTH)
+    def short(text: str | None) -> str:
+        return "-" if text is None else shortened(text, _MAX_LENGTH)
 
     before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
     operators = operator_table(before, after)
     fields = [(each.what, each.name, short(each.a), short(each.b)) for each in (*found.fields, *found.remarks)]
-    weights = [(each.name, each.a, each.b, each.how or None) for each in found.tensors]
+    weights = [(each.name, each.a or "-", each.b or "-", each.how or "-") for each in found.tensors]
     for table in (
-        Table("Models", columns("", "", "A", "B"), tuple(fields)),
+        Table.of("Models", ", , A, B", fields),
         replace(operators, title="Operators whose number differs: before in A, after in B"),
-        Table("Weights that differ", columns("", "A", "B", "differ in"), tuple(weights)),
+        Table.of("Weights that differ", ", A, B, differ in", weights),
     ):
         most = None if verbose or table.title == "Models" else _MAX_ROWS
         if table.rows:

@@ -7,7 +7,7 @@ import pytest
 import rich.console
 
 from rewriter.report.html import shown
-from rewriter.report.sections import Cell, Column, Kind, Table, columns, written
+from rewriter.report.sections import Cell, Column, Kind, Table, written
 from rewriter.report.terminal import drawn
 from rewriter.report.terminal import shown as progress
 from tests.counting import Clock
@@ -43,7 +43,7 @@ def test_a_cell_with_words_of_its_own() -> None:
 def test_the_terminal_shows_names_as_they_are() -> None:
     console = rich.console.Console(width=60)
     with console.capture() as taken:
-        console.print(drawn(Table("Blocks", columns("block:name"), (("[red]a\x1b[31m",),))))
+        console.print(drawn(Table.of("Blocks", "block:name", [("[red]a\x1b[31m",)])))
     assert "[red]a\N{REPLACEMENT CHARACTER}[31m" in taken.get()
     assert "\x1b" not in taken.get()
 
