@@ -27,9 +27,8 @@ from passes.plan import Plan, apply, make_plan
 from rewriter.api.run import RewriteKeywords, Run, check_known, checked_options, described, name_of, settings_of
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
-from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
+from rewriter.files.load import LoadedModel, Source, check_structure, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
-from rewriter.files.soundness import check_structure
 from rewriter.graph.view import operator_of
 from rewriter.graph.walk import all_graphs, iter_nodes
 from rewriter.options import values_of

@@ -11,9 +11,7 @@ from onnx import TensorProto
 
 from passes.match.linear import LINEAR_OPERATORS
 from rewriter.errors import ModelError, ValidationError
-from rewriter.files import soundness
-from rewriter.files.load import load_model
-from rewriter.files.soundness import check_structure, sort_main_graph
+from rewriter.files.load import _operators, check_structure, load_model, sort_main_graph
 from rewriter.graph.elementwise import MICROSOFT, OPERATORS
 from rewriter.graph.fused import FUSED
 from rewriter.graph.walk import MAX_DEPTH
@@ -387,7 +385,7 @@ def test_an_output_that_nobody_reads_needs_no_name() -> None:
 
 def test_onnxruntime_knows_every_operator_that_is_read() -> None:
     read = {key for table in (LINEAR_OPERATORS, FUSED, OPERATORS) for key in table if key[0] == MICROSOFT}
-    assert read <= soundness._operators().keys()
+    assert read <= _operators().keys()
 
 
 @pytest.mark.parametrize("outputs", [[], [""], ["", "z"]])
