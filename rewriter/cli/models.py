@@ -27,6 +27,7 @@ from rewriter.cli.options import (
     with_options,
 )
 from rewriter.errors import UsageError
+from rewriter.files.atomic import write_text
 from rewriter.proof.settings import CompareOptions, Settings
 from rewriter.text import quoted, size
 
@@ -164,9 +165,9 @@ def convert(
 
             certification_of(model, result.output, result.validation.certificate).write(certificate)
         if html is not None:
-            from rewriter.report.html import write_page
+            from rewriter.report.html import render
 
-            write_page(result, html)
+            write_text(html, render(result))
         console.report(result)
 
     how = {"quiet": quiet, "verbose": verbose}

@@ -37,7 +37,6 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.mapped import without_weights
 from rewriter.files.tensors import (
     ExternalRef,
     byte_count,
@@ -49,6 +48,7 @@ from rewriter.files.tensors import (
     read_external,
     resolve,
     through_cache,
+    without_weights,
 )
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.extract import bytes_of
@@ -278,7 +278,7 @@ def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[Ext
 
 def external_bytes(references: tuple[ExternalRef, ...]) -> int:
     """Count the bytes that references cover; tied weights share theirs."""
-    return sum(length for *_, length in {ref.range for ref in references})
+    return sum(length for *_, length in {(ref.file, ref.offset, ref.length) for ref in references})
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:

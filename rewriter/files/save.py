@@ -33,8 +33,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import CHUNK, check_directory, hidden, os_errors, sweep, sync_directory
 from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, as_stored, collect_external, external_bytes
-from rewriter.files.mapped import inlined
-from rewriter.files.tensors import ExternalRef, open_inside, read_external
+from rewriter.files.tensors import ExternalRef, inlined, open_inside, read_external
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 

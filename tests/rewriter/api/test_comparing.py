@@ -11,7 +11,7 @@ import pytest
 from benchmarks.decoder import Shape, decoder, random_weights
 from rewriter import Comparison, ExitStatus, UsageError, ValidationError, certify, diff, rewrite, validate
 from rewriter.files.load import load_model
-from rewriter.files.mapped import MIN_MAPPED_BYTES
+from rewriter.files.tensors import MIN_MAPPED_BYTES
 from rewriter.ort import write_optimised
 from rewriter.proof.rule import Judgement
 from tests.cases import departed

@@ -12,10 +12,9 @@ import pytest
 from onnx import numpy_helper
 
 from rewriter.errors import ModelError
-from rewriter.files import mapped
 from rewriter.files.load import LoadedModel, load_model, read_tensor
-from rewriter.files.mapped import MIN_MAPPED_BYTES, without_weights
 from rewriter.files.save import staged_output
+from rewriter.files.tensors import MIN_MAPPED_BYTES, inlined, without_weights
 
 BIG = np.random.default_rng(0).normal(size=(MIN_MAPPED_BYTES // 32, 16)).astype(np.float32)
 SMALL = np.arange(16, dtype=np.float32)
@@ -72,9 +71,7 @@ def test_the_output_holds_them_inline(path: Path, where: str) -> None:
 
 def test_one_weight_is_in_memory_at_a_time(path: Path) -> None:
     loaded = load_model(path, mapped=True)
-    size, pieces = mapped.inlined(
-        loaded.proto, {"BIG": BIG.nbytes}, lambda tensor: read_tensor(loaded, tensor).tobytes()
-    )
+    size, pieces = inlined(loaded.proto, {"BIG": BIG.nbytes}, lambda tensor: read_tensor(loaded, tensor).tobytes())
     lengths = [len(piece) for piece in pieces]
     assert sum(lengths) == size == path.stat().st_size
     assert max(lengths) == BIG.nbytes
