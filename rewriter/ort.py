@@ -247,6 +247,24 @@ def _plain(value: Any, kind: str) -> Any:
     return None if value is None else np.asarray(value)
 
 
+def tensors_of(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Outputs tensor by tensor: the elements of a sequence `y` are `y[0]` and so on; a missing optional value is False.
+
+    Raises:
+        ValidationError: another output has the name of an element.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    for name, value in values.items():
+        if isinstance(value, list) and value:
+            parts = tensors_of({f"{name}[{place}]": each for place, each in enumerate(value)})
+        else:
+            parts = {name: np.asarray(value if value is not None else False)}
+        if taken := parts.keys() & values.keys() - {name}:
+            raise ValidationError(f"output '{min(taken)}' has the name of an element of another; rename it")
+        found |= parts
+    return found
+
+
 _STATUS = re.compile(r"^.*?while running (\w+) node\. Name:'(.*?)' Status Message: ", re.DOTALL)
 _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ .*? was false\. (?=\S)", re.DOTALL)
 _BOUNDS = re.compile(r"Name:'(.*?)'.*idx=(-?\d+) must be within the inclusive range \[-(\d+),", re.DOTALL)

@@ -674,11 +674,9 @@ def _split(key: str, known: Mapping[str, object]) -> tuple[str, str]:
         return _ONLY, key
     # The shortest case whose rest is an input: `case/a/b` names the input `a/b` before it names `b` in case `case/a`.
     parts = key.split("/")
-    for cut in range(1, len(parts)):
-        case, name = "/".join(parts[:cut]), "/".join(parts[cut:])
-        if name in known:
-            return case, name
-    return _ONLY, parts[-1] if len(parts) == 2 else key
+    pairs = [("/".join(parts[:cut]), "/".join(parts[cut:])) for cut in range(1, len(parts))]
+    rest = parts[-1] if len(parts) == 2 else key
+    return next(((case, name) for case, name in pairs if name in known), (_ONLY, rest))
 
 
 def _fitted(what: str, array: NDArray[Any], value: onnx.ValueInfoProto) -> NDArray[Any]:

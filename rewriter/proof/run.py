@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, parser
 
-from rewriter.arrays import Array, tensors_of
+from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
@@ -41,7 +41,7 @@ from rewriter.graph.types import type_of
 from rewriter.graph.view import GraphView, Path, Place, all_views, graph_at, integer_of, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.inputs.cases import Case
-from rewriter.ort import Session, fits, open_session
+from rewriter.ort import Session, fits, open_session, tensors_of
 from rewriter.proof.rule import Results, magnitude
 from rewriter.text import counted, first_of, quoted
 
