@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -44,27 +44,8 @@ class StagedModel:
 
     path: Path
     size: int  # as `LoadedModel.size`
-    _out: Path
-    _data: tuple[Path, ...]
-    _source: LoadedModel
-    _force: bool
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of OUT and of its data files."""
-        return tuple(path.name for path in (self._out, *self._data))
-
-    def commit(self) -> None:
-        """Rename the staged file to OUT, atomically and durably. Raises UsageError."""
-        # The proof may have taken hours since the first check; someone may have created OUT.
-        check_output(self._out, source=self._source, force=self._force)
-        for path in self._data:
-            # Another run with the same data beside the same OUT shares these files, and removes them if it fails.
-            if not path.exists():
-                raise UsageError(f"{quoted(path)} was removed before the output was complete; run again")
-        with os_errors("rename to", self._out):
-            os.replace(self.path, self._out)  # noqa: PTH105 - the name says what happens, Path.replace does not
-            sync_directory(self._out.parent)
+    files: tuple[str, ...]  # names of OUT and of its data files
+    commit: Callable[[], None]  # renames the staged file to OUT, atomically and durably; raises UsageError
 
 
 @contextmanager
@@ -78,6 +59,19 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     proto = source.complete(proto)
     sweep(out)
     made: list[Path] = []
+    locations: dict[str, str] = {}
+
+    def commit() -> None:
+        # The proof may have taken hours since the first check; someone may have created OUT.
+        check_output(out, source=source, force=force)
+        for placed in map(out.with_name, locations.values()):
+            # Another run with the same data beside the same OUT shares these files, and removes them if it fails.
+            if not placed.exists():
+                raise UsageError(f"{quoted(placed)} was removed before the output was complete; run again")
+        with os_errors("rename to", out):
+            os.replace(path, out)  # noqa: PTH105 - the name says what happens, Path.replace does not
+            sync_directory(out.parent)
+
     with hidden(out, ".onnx") as (path, handle):
         try:
             proto = as_stored(proto) if source.base_dir is not None else proto
@@ -85,7 +79,6 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
             # Weights that a mapped model left in its own file go inline again.
             own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
             references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
-            locations: dict[str, str] = {}
             if references and source.base_dir is not None and not _is_same_file(out.parent, source.base_dir):
                 for ref in references:
                     if ref.location not in locations:
@@ -100,8 +93,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
                     file.writelines(pieces)
                 os.fsync(handle)
             del pieces  # up to 2 GiB, not needed while the caller proves the staged file
-            placed = tuple(out.parent / location for location in locations.values())
-            yield StagedModel(path, length + external_bytes(references), out, placed, source, force)
+            yield StagedModel(path, length + external_bytes(references), (out.name, *locations.values()), commit)
         finally:
             # Once the hidden file is renamed, its data stay. The file system decides, not a flag, which an interrupt
             # after the rename could leave unset; a file that somebody removed has no link.
