@@ -368,14 +368,10 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
         return carried_out(report, lambda told: rewriter.certify(original, progress=told, **options), show_levels)
     stated = None if check is None else read_certificate(check)
 
-    def proved(_progress: object) -> rewriter.Certification:
-        found = rewriter.certify(original, rewritten, **options)
-        return found if check is None else found.checked(stated)
-
     def show_proof(console: Console, found: rewriter.Certification) -> None:
         console.result(found, certified(found), found.certificate.seconds, "in the JSON of -o")
 
-    return carried_out(report, proved, show_proof)
+    return carried_out(report, lambda _: rewriter.certify(original, rewritten, **options).checked(stated), show_proof)
 
 
 @command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")

@@ -366,7 +366,9 @@ class Certification(Result):
         return f"{loud(self.verdict)}  {pair}, {where}: {within}"
 
     def checked(self, stated: Any) -> Self:
-        """This certificate with what is wrong in one that was read, `stated`; times and paths are not compared."""
+        """This certificate with what is wrong in one that was read, if any; times and paths are not compared."""
+        if stated is None:
+            return self
         ours: dict[str, Any] = json.loads(json_text(self.to_json()))
         return replace(self, wrong=tuple(_differences(ours, stated, "")))
 
