@@ -363,12 +363,14 @@ class Case:
 def make_cases(model: onnx.ModelProto, *, few: bool = False, **options: Any) -> tuple[Case, ...]:
     """Two to six cases for `model`, whose weights are not read; `options` are those of `Maker`.
 
-    `few` are the first and the last two.
+    `few` are the first and the last two; with a longest sequence, `most`, it is one of these.
     """
     maker = Maker(model, **options)
     with_past = (1, 1 if maker.branches else 2, 5), (1, 1, 9), (3, 1, 17)
     settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
     settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
+    if few and options.get("most"):
+        settings[-1] = settings.pop(1)
     made = maker.cases(settings)
     if len(made) == 1:  # a fixed shape is tried with different values
         made += [maker.case(settings[0], number=number) for number in range(1, 3 if maker.texts else 2)]

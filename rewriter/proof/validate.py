@@ -201,11 +201,11 @@ class Judge:
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
         there = {*named.main.producer, *named.main.inputs}  # not tensors of bodies
         watched = {name: held for name, held in _domains(claims, certificate) if name in there}
-        # What is certified needs few inputs; whether pre-activations leave a domain is looked at on all of them.
-        wide = self.original.size <= CHEAP
+        # What is certified needs few inputs, except for pre-activations in a domain: small models run on all of them.
+        wide, few = self.original.size <= CHEAP, certificate.certified and (self._by_blocks or not watched)
         options: dict[str, Any] = {"most": self.longest, "by_blocks": self._by_blocks, "progress": self.progress}
         before = run_accepted(
-            old, (*ways, *again), self.settings, few=certificate.certified, wide=wide, what="the original", **options
+            old, (*ways, *again), self.settings, few=few, wide=wide, what="the original", **options
         )
         path, reached = self.original.path, dict[str, float]()
         if watched:

@@ -159,5 +159,5 @@ def test_pre_activations_are_measured_on_more_inputs_than_are_compared(monkeypat
         return found
 
     monkeypatch.setattr("rewriter.proof.validate.run_accepted", counted)
-    proved(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO))
+    proved(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO), proof="blocks")
     assert sorted(runs) == [(False, 3), (True, 5)]

@@ -129,7 +129,7 @@ def test_weights_that_both_models_have_are_one_array() -> None:
     same, differing, turned = (Program(load_model(each), twin=first) for each in models[1:])
     mine = first.weights(first.graph)["W"]
     assert same.weights(same.graph)["W"] is mine
-    for each, expected in ((differing, other), (turned, w.T)):
-        found = each.weights(each.graph)
+    for program, expected in ((differing, other), (turned, w.T)):
+        found = program.weights(program.graph)
         assert np.array_equal(found["W"], expected)
         assert found.described("W")[-1] == content(expected) != content(mine)

@@ -285,6 +285,7 @@ def test_few_cases_have_a_past_among_them() -> None:
     names = [case.name for case in make_cases(genai(), few=True)]
     assert len(names) == 3
     assert {"past 0" in name for name in names} == {True, False}
+    assert max(case.feeds["input_ids"].shape[1] for case in make_cases(genai(), few=True, most=20)) == 20
 
 
 def test_a_name_fixes_the_axis_that_it_names() -> None:
