@@ -110,8 +110,8 @@ def test_long_texts_are_told_apart() -> None:
 def test_digests_of_large_results_are_those_of_their_numbers() -> None:
     program, w = Program(load_model(text_model("y = Neg(x)", "float[n] x"))), np.arange(9e4).reshape(300, 300)
     turned, same, joined = (helper.make_node(each, ["s"], ["y"]) for each in ("Transpose", "Identity", "Concat"))
-    given: Any = (turned, np.transpose, w), (same, np.copy, w), (joined, np.concatenate, [w]), (joined, np.concatenate, [-w])
-    given = *given, (joined, np.concatenate, [w.copy()])
+    given: list[Any] = [(turned, np.transpose, w), (same, np.copy, w), (joined, np.concatenate, [w])]
+    given += [(joined, np.concatenate, [-w]), (joined, np.concatenate, [w.copy()])]
     calls: Any = [(SimpleNamespace(node=node), lambda _, x, of=of: of(x), [x]) for node, of, x in given]
     made, origins = ([of(program.moved(*each)) for each in calls] for of in (content, origin))
     assert [*map(made.index, made)] == [0, 1, 1, 3, 1]
