@@ -19,8 +19,7 @@ from passes.forms.local import emit_local, function_of, line_of
 from passes.match.blocks import Block
 from passes.match.identify import ActivationRegion, Identified
 from passes.programs.activations import ACTIVATIONS, Activation
-from passes.programs.fitted import fitted_programs, lines
-from passes.programs.program import ARITHMETIC, Line, Program
+from passes.programs.program import ARITHMETIC, Line, Program, fitted_programs, lines
 from rewriter.graph.view import all_views
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE

@@ -16,8 +16,7 @@ import numpy as np
 
 from passes.match.identify import Identified, Unknown
 from passes.programs.activations import Activation
-from passes.programs.program import FACTORED, MARGIN, Arithmetic, Array, BiasToken, Head, Program, grid
-from passes.programs.solve import Function
+from passes.programs.program import FACTORED, MARGIN, Arithmetic, Array, BiasToken, Function, Head, Program, grid
 
 # A function known by its values alone; `unnamed` sets `function`.
 UNNAMED = Activation("f", (), lambda y, _: np.full_like(y, np.nan), lambda _: None, None, usual=())

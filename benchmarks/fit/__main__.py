@@ -29,8 +29,7 @@ from benchmarks.fit.parameters import Layout, to_program
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
 from passes.fit import fit_function
-from passes.programs.fitted import fitted_programs
-from passes.programs.program import Array, Program
+from passes.programs.program import Array, Program, fitted_programs
 
 Function = Callable[[Array], Array]
 

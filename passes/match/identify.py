@@ -13,9 +13,8 @@ from hashlib import sha256
 import numpy as np
 import onnx
 
-from passes.programs.activations import ACTIVATIONS, LINEAR, Activation, Values
-from passes.programs.program import Array
-from passes.programs.solve import UNSOLVED, Function, Parameters
+from passes.programs.activations import ACTIVATIONS, LINEAR, UNSOLVED, Activation, Values
+from passes.programs.program import Array, Function, Parameters
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView

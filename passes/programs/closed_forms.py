@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from passes.programs.fitted import lines
 from passes.programs.program import (
     FACTORED,
     LARGEST_QUERY,
@@ -29,14 +28,15 @@ from passes.programs.program import (
     BiasToken,
     Head,
     Line,
+    Parameters,
     Program,
     grid,
     heads_over,
     largest_change,
+    lines,
     spread,
     spreads,
 )
-from passes.programs.solve import Parameters
 
 # max over x > 0 of x / (1 + e^x), rounded up: the error of SiLU(k y) / k against ReLU is this over k.
 KINK = 0.278464542762

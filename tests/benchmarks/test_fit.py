@@ -12,8 +12,7 @@ pytest.importorskip("scipy", reason="scipy is not installed (extra test)")
 from benchmarks.fit.__main__ import main
 from benchmarks.fit.precise import fit
 from passes.programs.activations import normal_cdf
-from passes.programs.fitted import lines
-from passes.programs.program import BiasToken, Head
+from passes.programs.program import BiasToken, Head, lines
 
 
 def run(*arguments: str) -> dict[str, object]:

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.fit import float32
 from passes.fit import find_kinks, fit_function
-from passes.programs.program import Array, Program
-from passes.programs.solve import Function
+from passes.programs.program import Array, Function, Program
 
 CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
     # function, error reached over max(1, |f|), heads

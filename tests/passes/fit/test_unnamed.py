@@ -7,8 +7,7 @@ import pytest
 from passes.fit import fitted
 from passes.match.identify import Identified
 from passes.programs.activations import Activation
-from passes.programs.program import ARITHMETIC, Program
-from passes.programs.solve import Function
+from passes.programs.program import ARITHMETIC, Function, Program
 
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 

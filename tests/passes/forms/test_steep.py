@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from passes.programs.fitted import lines
 
 from passes.options import Options
 from passes.plan import apply, make_plan
 from passes.programs.activations import ACTIVATIONS as TABLE
-from passes.programs.fitted import lines
-from passes.programs.program import ARITHMETIC, BiasToken, Head, Program
+from passes.programs.program import ARITHMETIC, BiasToken, Head, Program, lines
 from rewriter.ort import open_session
 from tests.oracle import evaluate
 from tests.textmodels import text_model

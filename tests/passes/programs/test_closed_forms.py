@@ -7,9 +7,7 @@ import pytest
 from flint import arb, ctx
 
 from passes.programs.closed_forms import KINK, clipped, scaled_silu
-from passes.programs.fitted import fitted_programs
-from passes.programs.program import ARITHMETIC, Array, BiasToken, Head, Program
-from passes.programs.solve import Parameters
+from passes.programs.program import ARITHMETIC, Array, BiasToken, Head, Parameters, Program, fitted_programs
 from rewriter import ExitStatus, certify, rewrite
 from tests.cases import planned, proved
 from tests.passes.programs.test_line import ENTRIES, made

@@ -8,9 +8,7 @@ import pytest
 
 from passes.programs.activations import ACTIVATIONS, LINEAR
 from passes.programs.closed_forms import needs_line, with_line
-from passes.programs.fitted import lines
-from passes.programs.program import ARITHMETIC, Line, Program
-from passes.programs.solve import Parameters
+from passes.programs.program import ARITHMETIC, Line, Parameters, Program, lines
 from tests.attention import neurons
 from tests.passes.programs.test_programs import PARAMETERS
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from flint import arb, ctx
 
-from passes.programs.fitted import fitted_programs, in_powers
-from passes.programs.program import Powers, Program
+from passes.programs.program import Powers, Program, fitted_programs, in_powers
 from tests.attention import neurons
 
 EACH = pytest.mark.parametrize(

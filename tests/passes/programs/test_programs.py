@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.fit import float32
 from passes.programs.activations import ACTIVATIONS
 from passes.programs.closed_forms import gate
-from passes.programs.fitted import cheapest, fitted_programs
-from passes.programs.program import ARITHMETIC, Arithmetic, BiasToken, Head, Program, by_keys
+from passes.programs.program import ARITHMETIC, Arithmetic, BiasToken, Head, Program, by_keys, cheapest, fitted_programs
 
 Array = NDArray[np.float64]
 

@@ -9,8 +9,7 @@ from flint import fmpq
 
 from passes.programs.activations import ACTIVATIONS
 from passes.programs.closed_forms import scaled_silu
-from passes.programs.fitted import cheapest, cheapest_gate, fitted_programs
-from passes.programs.program import Program
+from passes.programs.program import Program, cheapest, cheapest_gate, fitted_programs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import VARIABLE, Expression, add, apply, constant, mul, softmax, total
 from tests.rewriter.proof.certificate.evaluated import gelu
