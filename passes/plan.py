@@ -23,8 +23,7 @@ from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import inlined, splice
 from rewriter.graph.elementwise import MICROSOFT, NONLINEAR
-from rewriter.graph.fused import in_parts, saturating, with_parts
-from rewriter.graph.mixtures import with_plain_experts
+from rewriter.graph.fused import in_parts, saturating, with_parts, with_plain_experts
 from rewriter.graph.view import ONNX_DOMAINS, GraphView, LostError, Miss, all_views, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external
 

@@ -30,8 +30,7 @@ from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.extract import ancestors
-from rewriter.graph.fused import FUSED
-from rewriter.graph.mixtures import plain_experts
+from rewriter.graph.fused import FUSED, plain_experts
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import (
     ONNX_DOMAINS,

@@ -44,8 +44,7 @@ from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, is_r
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
 from rewriter.graph.edit import by_definition, inlined
-from rewriter.graph.fused import FUSED, SATURATING, saturating, with_parts
-from rewriter.graph.mixtures import with_plain_experts
+from rewriter.graph.fused import FUSED, SATURATING, saturating, with_parts, with_plain_experts
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import LostError, attributes, constant_of, key_of, label, needed, opsets, overridable_in
 from rewriter.graph.walk import iter_nodes, reads, subgraphs, with_distinct_names

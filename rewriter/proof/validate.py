@@ -23,7 +23,7 @@ from rewriter.errors import ValidationError
 from rewriter.evaluate.arithmetic import is_float
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import between
-from rewriter.graph.mixtures import EXPERTS
+from rewriter.graph.fused import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
 from rewriter.inputs.cases import Case, Kind, Maker

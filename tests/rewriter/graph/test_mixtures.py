@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, certify, rewrite
-from rewriter.graph import mixtures
+from rewriter.graph import fused
 from rewriter.ort import open_session
 from tests.cases import proved
 from tests.changes import Change, change_values, maker, nodes_of, weight
@@ -115,7 +115,7 @@ def test_experts_are_blocks_and_proved_and_compute_what_numpy_does(chosen: dict[
     assert report.converted[-1].first == f"MatMul {WIDTH}x{neurons} of {EXPERTS} experts"
     x = np.random.default_rng(0).normal(size=(2, 5, WIDTH)).astype(np.float32)
     wanted = computed(x)
-    for each in (model, mixtures.with_plain_experts(model), report.rewritten):
+    for each in (model, fused.with_plain_experts(model), report.rewritten):
         assert each is model or {node.op_type for node in each.graph.node}.isdisjoint({"MoE", "QMoE"})
         assert np.linalg.norm(open_session(each).run({"x": x})["out"] - wanted) < 1e-6 * np.linalg.norm(wanted)
 
@@ -153,7 +153,7 @@ def test_planted_errors_are_refused(chosen: dict[str, Any], spoil: Change) -> No
     assert not certify(model, broken).certificate.certified
 
 
-CONSTANT = mixtures._Mixture.constant
+CONSTANT = fused._Mixture.constant
 
 
 def three(self: Any, values: Any, *kind: int) -> str:
@@ -164,7 +164,7 @@ def three(self: Any, values: Any, *kind: int) -> str:
 @pytest.mark.parametrize(("name", "wrong"), [("activation", b"relu"), ("constant", three)])
 def test_an_error_in_the_definition_is_found_by_the_run(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan and certificate share the definition; onnxruntime's kernel does not."""
-    monkeypatch.setattr(mixtures._Mixture, name, wrong)
+    monkeypatch.setattr(fused._Mixture, name, wrong)
     report = rewrite(mixture()[0], lower_experts=True, providers="cpu")
     assert report.validation.certified
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
