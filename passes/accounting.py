@@ -14,7 +14,7 @@ from passes.match.blocks import QUANTISING, Block, Dataflow
 from passes.match.linear import LINEAR_OPERATORS
 from passes.options import DEFAULT_MAX_TOKENS, FormOptions
 from passes.plan import Plan, own_attention
-from rewriter.graph.elementwise import MICROSOFT
+from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, operator_of
 from rewriter.graph.walk import functions_with, reads
 

@@ -19,10 +19,11 @@ from passes.match.linear import AFTER_LINEAR, LINEAR_OPERATORS
 from passes.options import ALREADY, COMPACT, WHOLE, FormOptions, Options
 from passes.record import Recognised, inline_values, recognise, with_record
 from passes.whole import SCORING, Join, Reader, Whole, whole_for
+from rewriter.evaluate.scalar import NONLINEAR
+from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import inlined, splice
-from rewriter.graph.elementwise import MICROSOFT, NONLINEAR
 from rewriter.graph.fused import in_parts, saturating, with_parts, with_plain_experts
 from rewriter.graph.view import ONNX_DOMAINS, GraphView, LostError, Miss, all_views, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external

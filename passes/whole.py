@@ -44,10 +44,9 @@ from passes.forms.softmax import (
 )
 from passes.options import DEFAULT_MAX_TOKENS, WHOLE
 from passes.programs.program import Array, groups_of
-from rewriter.evaluate.scalar import BROADCAST
+from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.edit import Replacement
-from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import ancestors, between
 from rewriter.graph.surgeon import Tensor
 from rewriter.graph.types import FLOATS, Dim, terms_of, type_of

@@ -26,9 +26,9 @@ from passes.fit import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, ActivationRegion, Identified, Identifier, Unknown
 from passes.match.linear import LINEAR_OPERATORS, LinearOperator, Operators, linear_operator
 from passes.options import Options
-from rewriter.graph import elementwise
+from rewriter.evaluate.scalar import NONLINEAR
+from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT
 from rewriter.graph.constants import Constants
-from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.extract import ancestors
 from rewriter.graph.fused import FUSED, plain_experts
 from rewriter.graph.types import FLOATS
@@ -227,7 +227,7 @@ class Dataflow:
             self._block(node, found)
         elif found is not None:
             self._linear(node, found)
-        elif key_of(node) in elementwise.OPERATORS:
+        elif key_of(node) in ELEMENTWISE:
             self._elementwise(index, node)
         elif onnx_own and node.op_type in PARTS | REARRANGED | QUANTISING:
             self._shape_only(index, node)
@@ -254,7 +254,7 @@ class Dataflow:
 
     def _stray(self, index: int, node: onnx.NodeProto, data: Sequence[str]) -> None:
         """Follow an activation operator that reads no projection, to report it if a linear one reads it."""
-        starts = node.op_type in elementwise.NONLINEAR and not any(name in self.facts for name in data)
+        starts = node.op_type in NONLINEAR and not any(name in self.facts for name in data)
         known = next((self.strays[name] for name in data if name in self.strays), index if starts else None)
         if known is not None:
             self.strays.update(dict.fromkeys(node.output, known))
@@ -475,13 +475,13 @@ def _outputs_activation_of(node: onnx.NodeProto, tensors: set[str]) -> bool:
     """Whether a node, or a body of it, outputs an activation of one of the tensors."""
     bodies = [graph for _, graph in subgraphs(node)]
     if not bodies:
-        return node.op_type in elementwise.NONLINEAR and not tensors.isdisjoint(node.input)
+        return node.op_type in NONLINEAR and not tensors.isdisjoint(node.input)
     for graph in bodies:
         # What Loop and Scan read and their bodies' inputs are in the same order; an If has no inputs in its bodies.
         same = {value.name for name, value in zip(node.input, graph.input, strict=False) if name in tensors}
         data, found = (tensors - own_names(graph)) | same, set[str]()
         for each in graph.node:
-            entrywise = key_of(each) in elementwise.OPERATORS or each.op_type in REARRANGED
+            entrywise = key_of(each) in ELEMENTWISE or each.op_type in REARRANGED
             if _outputs_activation_of(each, data) or (entrywise and not found.isdisjoint(each.input)):
                 found.update(each.output)
             elif entrywise and not data.isdisjoint(each.input):

@@ -15,8 +15,7 @@ import onnx
 
 from passes.programs.activations import ACTIVATIONS, LINEAR, UNSOLVED, Activation, Values
 from passes.programs.program import Array, Function, Parameters
-from rewriter.graph import elementwise
-from rewriter.graph.constants import Constants
+from rewriter.graph.constants import Constants, evaluate
 from rewriter.graph.view import GraphView
 
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -100,7 +99,7 @@ class Identifier:
                 value = self._constants.scalar(name)
                 # NaN disagrees with every table entry, so that a constant whose value is unknown is never assumed.
                 env[name] = np.asarray(np.nan if value is None else value, dtype=np.float64)
-            env[node.output[0]] = elementwise.evaluate(node, [env.get(name) for name in names])
+            env[node.output[0]] = evaluate(node, [env.get(name) for name in names])
         # The region of a corrupt model may use no leaf, so that its value is a single number.
         return np.broadcast_arrays(env[region.output], *leaves)[0]
 

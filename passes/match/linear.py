@@ -12,8 +12,8 @@ from math import prod
 
 import onnx
 
+from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.constants import Constants
-from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import REARRANGED, GraphView, Miss, attributes, integer_of, integers_of, key_of, label
 

@@ -14,8 +14,7 @@ import onnx
 
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator
-from rewriter.graph.constants import COMPUTED, UNFIT, Constants
-from rewriter.graph.elementwise import outputs
+from rewriter.graph.constants import COMPUTED, UNFIT, Constants, outputs
 from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, key_of, label, operands_of
 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")

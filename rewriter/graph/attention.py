@@ -21,9 +21,9 @@ import onnx
 from onnx import TensorProto
 
 from rewriter.evaluate.scalar import activation_numbers
+from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.constants import UNFIT, AnyArray, elem_type_of
 from rewriter.graph.edit import drop_dead
-from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.fused import Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, attributes, integer_of, integers_of, key_of, label, opsets

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+import rewriter.evaluate.scalar  # noqa: F401 - its rows
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Floats, Value
 from rewriter.evaluate.moves import CASTS, NOT_LARGER
-from rewriter.graph import elementwise
+from rewriter.evaluate.table import ELEMENTWISE, Call, row, tuple_of
 from rewriter.graph.view import GraphView, LostError, attributes, constant_of, integer_of, key_of, label
 
 AnyArray = NDArray[Any]
@@ -30,7 +34,7 @@ _MAX_KEPT, _MAX_COMPUTED = 1024, 2**31
 
 _MAX_DEPTH = 64  # maximum number of nodes in a chain
 
-COMPUTED = NOT_LARGER | {name for domain, name in elementwise.OPERATORS if not domain}
+COMPUTED = NOT_LARGER | {name for domain, name in ELEMENTWISE if not domain}
 """Operators of ONNX whose output is not larger than their operands."""
 
 UNFIT = (ValueError, IndexError, KeyError, TypeError, StopIteration, OverflowError, MemoryError)
@@ -128,8 +132,8 @@ class Constants:
             return self._laid_out(node, [*operands.values()])
         if node.op_type in CASTS:
             return self._cast(node, next(iter(operands.values())), wide=wide)
-        if wide and key_of(node) in elementwise.OPERATORS and all(each.dtype.kind == "f" for each in operands.values()):
-            return elementwise.evaluate(node, [operands[name] for name in node.input if name])
+        if wide and key_of(node) in ELEMENTWISE and all(each.dtype.kind == "f" for each in operands.values()):
+            return evaluate(node, [operands[name] for name in node.input if name])
         opset = self._view.opsets.get("", 1)
         if node.op_type == "DequantizeLinear":
             opset = max(opset, 19)  # onnx's evaluator lacks the earlier versions, which computed the same
@@ -139,7 +143,7 @@ class Constants:
     def _laid_out(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
         if node.op_type == "Transpose":  # of a weight, which onnx's evaluator would copy
             return operands[0].transpose(attributes(node).get("perm"))
-        made = np.asarray(elementwise.outputs(node, operands)[0])
+        made = np.asarray(outputs(node, operands)[0])
         if made.size > _MAX_COMPUTED:
             raise LostError("it is larger than any weight", label(node))
         return made
@@ -192,3 +196,27 @@ def computed(nodes: Sequence[onnx.NodeProto], values: Mapping[str, AnyArray], *h
 
     with np.errstate(all="ignore"):
         return list(ReferenceEvaluator(model_of(nodes, values, *how)).run(None, dict(values)))
+
+
+# -- the table of operators on float64: small constants, and activation regions on a grid ------------------------------
+
+_REALS: Any = SimpleNamespace(arithmetic=Floats(), opsets={"": onnx.defs.onnx_opset_version()})
+
+
+def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
+    """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1. Raises KeyError for others."""
+    if key_of(node) not in ELEMENTWISE:
+        raise KeyError(node.op_type)
+    if node.op_type in CASTS:  # exact: the proof measures rounding
+        return np.asarray(args[0], np.float64)
+    made = outputs(node, [None if arg is None else Value(np.asarray(arg, np.float64)) for arg in args])[0]
+    return np.asarray(made.entries if isinstance(made, Value) else made, np.float64)
+
+
+def outputs(node: onnx.NodeProto, operands: Sequence[Any]) -> Sequence[Any]:
+    """The outputs of a node on arrays, if it moves data, or on values. Raises KeyError for an unknown operator."""
+    found = row(*key_of(node))
+    if found is None:
+        raise KeyError(node.op_type)
+    with np.errstate(all="ignore"):
+        return tuple_of(found(Call(node, node.op_type, attributes(node), _REALS), *operands))

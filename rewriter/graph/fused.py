@@ -18,8 +18,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.evaluate.scalar import activation_numbers
+from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.edit import set_nodes
-from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import attributes, integer_of, key_of, opsets
 from rewriter.graph.walk import all_graphs, own_names
 from rewriter.text import quoted

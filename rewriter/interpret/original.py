@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from passes.match.linear import LinearOperator
 from rewriter.arrays import Array
+from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.graph.attention import definition
-from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.view import LostError, Miss, key_of, label
 from rewriter.interpret.trace import Indices, Norm, Shape, Traced, Tracer, noting
 

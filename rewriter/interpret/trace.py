@@ -23,10 +23,9 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
-from rewriter.evaluate.scalar import BROADCAST
+from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import UNFIT, Constants
-from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import extract, upstream
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label, needed
 from rewriter.graph.walk import is_external, reads

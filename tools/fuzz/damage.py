@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from passes.match.linear import LINEAR_OPERATORS
-from rewriter.graph import elementwise
+from rewriter.evaluate.table import ELEMENTWISE
 from rewriter.graph.fused import FUSED
 from rewriter.graph.walk import all_graphs
 
@@ -27,7 +27,7 @@ _OTHERS = (
     *("DynamicQuantizeLinear", "Expand", "Flatten", "Gather", "Identity", "If", "LayerNormalization", "Loop"),
     *("QuantizeLinear", "Reshape", "Shape", "Slice", "Softmax", "Split", "Squeeze", "Swish", "Transpose", "Where"),
 )
-OPERATORS = sorted({*LINEAR_OPERATORS, *FUSED, *elementwise.OPERATORS, *(("", name) for name in _OTHERS)})
+OPERATORS = sorted({*LINEAR_OPERATORS, *FUSED, *ELEMENTWISE, *(("", name) for name in _OTHERS)})
 NUMBERS = (-(2**63), -(2**31), -65, -3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 8, 16, 64, 255, 2**20, 2**31 - 1, 2**31, 2**63 - 1)
 REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-7, 3.4e38, float("inf"), float("-inf"), float("nan"))
 TEXTS = ("", "x", "mlp", "a/b", "\x1b[31m", "[red]", "\u202egnp", "é" * 40, "'", "{}", "%s", "<b>", "\x00", "w" * 5000)

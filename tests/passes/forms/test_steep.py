@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from passes.programs.fitted import lines
 
 from passes.options import Options
 from passes.plan import apply, make_plan
