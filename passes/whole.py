@@ -46,8 +46,7 @@ from passes.options import DEFAULT_MAX_TOKENS, WHOLE
 from passes.programs.program import Array, groups_of
 from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
 from rewriter.graph.constants import Constants, Read, computed
-from rewriter.graph.edit import Replacement
-from rewriter.graph.extract import ancestors, between
+from rewriter.graph.edit import Replacement, ancestors, between
 from rewriter.graph.surgeon import Tensor
 from rewriter.graph.types import FLOATS, Dim, terms_of, type_of
 from rewriter.graph.view import GraphView, LostError, Step, attributes, integer_of, integers_of

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import RESULTS, print_table, write_json
 from rewriter import attribute, rewrite
-from rewriter.graph.extract import upstream
+from rewriter.graph.edit import upstream
 from rewriter.interpret.index import heads
 from rewriter.interpret.stream import chain_to
 from rewriter.ort import open_session

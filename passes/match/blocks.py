@@ -29,7 +29,7 @@ from passes.options import Options
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT
 from rewriter.graph.constants import Constants
-from rewriter.graph.extract import ancestors
+from rewriter.graph.edit import ancestors
 from rewriter.graph.fused import FUSED, plain_experts
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import (

@@ -50,8 +50,7 @@ from rewriter.files.tensors import (
     through_cache,
     without_weights,
 )
-from rewriter.graph.edit import set_nodes
-from rewriter.graph.extract import bytes_of
+from rewriter.graph.edit import bytes_of, set_nodes
 from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
 from rewriter.text import counted, first_of, one_line, quoted

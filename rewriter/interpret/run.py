@@ -24,7 +24,7 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
-from rewriter.graph.extract import extract, split, upstream
+from rewriter.graph.edit import extract, split, upstream
 from rewriter.inputs import Inputs, as_given
 from rewriter.inputs.cases import Case, InputSpec, Maker, Role, load_cases
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases

@@ -26,7 +26,7 @@ from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import UNFIT, Constants
-from rewriter.graph.extract import extract, upstream
+from rewriter.graph.edit import extract, upstream
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label, needed
 from rewriter.graph.walk import is_external, reads
 from rewriter.inputs.cases import Maker

@@ -35,8 +35,7 @@ from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, with_norms_apart
 from rewriter.graph.constants import elem_type_of
-from rewriter.graph.edit import inlined
-from rewriter.graph.extract import Cut, bytes_of, extract, split, with_outputs
+from rewriter.graph.edit import Cut, bytes_of, extract, inlined, split, with_outputs
 from rewriter.graph.types import type_of
 from rewriter.graph.view import GraphView, Path, Place, all_views, graph_at, integer_of, label
 from rewriter.graph.walk import iter_nodes, iter_tensors

@@ -22,7 +22,7 @@ import onnx
 from rewriter.errors import ValidationError
 from rewriter.evaluate.arithmetic import is_float
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import between
+from rewriter.graph.edit import between
 from rewriter.graph.fused import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads

@@ -12,7 +12,7 @@ from passes.forms.softmax import PREFIX
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import heads
-from rewriter.graph.extract import ancestors
+from rewriter.graph.edit import ancestors
 from rewriter.graph.view import all_views
 from rewriter.ort import open_session
 from tests.committed import FOLDER as MODELS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from rewriter.graph.extract import Cut, between, bytes_of, extract, split, upstream, with_outputs
+from rewriter.graph.edit import Cut, between, bytes_of, extract, split, upstream, with_outputs
 from rewriter.graph.view import GraphView, all_views
 from rewriter.graph.walk import reads
 from tests.committed import FOLDER as MODELS
