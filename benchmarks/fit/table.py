@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fit import float32
-from passes.programs import fitted
+from passes import programs
 from passes.programs.activations import ACTIVATIONS
 from passes.programs.program import Array, Head, Program, grid
 
 Entry = dict[str, object]
 
-PATH = Path(fitted.__file__).with_name("programs.json")
+PATH = Path(programs.__file__).with_name("programs.json")
 
 _REACH = 20.0
 _POINTS = 1_000_001

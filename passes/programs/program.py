@@ -618,7 +618,7 @@ own would leave GELU at 1.5e-3. small: balances the error of the limit, which bo
 (float64, clipped gates only) and beyond every float16, against float64's rounding over e, 2e-9 and 2e-8.
 """
 
-# -- the fitted programs ---------------------------------------------------------------------------------------------
+# -- the fitted programs -----------------------------------------------------------------------------------------------
 #
 # `python -m benchmarks.fit` writes the entries of `programs.json`; the slow tests prove every stated error.
 

@@ -105,7 +105,7 @@ def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[st
     forget_types(graph, {value.name for value in graph.value_info} - own_names(graph))
 
 
-# -- parts as separate models with only the weights that they need: a block is run and proved in the memory of one -------
+# -- parts as separate models with only the weights that they need ----------------------------------------------------
 
 
 @dataclass(frozen=True)

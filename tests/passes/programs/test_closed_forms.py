@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flint import arb, ctx
 
-from passes.programs.closed_forms import KINK, clipped, scaled_silu
+from passes.programs.activations import KINK, clipped, scaled_silu
 from passes.programs.program import ARITHMETIC, Array, BiasToken, Head, Parameters, Program, fitted_programs
 from rewriter import ExitStatus, certify, rewrite
 from tests.cases import planned, proved

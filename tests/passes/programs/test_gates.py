@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from passes.programs.closed_forms import gate, limit_error, line
+from passes.programs.activations import gate, limit_error, line
 from passes.programs.program import ARITHMETIC, BiasToken, Head, Program
 
 FLOAT = ARITHMETIC[1]

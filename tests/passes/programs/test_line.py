@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.programs.activations import ACTIVATIONS, LINEAR
-from passes.programs.closed_forms import needs_line, with_line
+from passes.programs.activations import ACTIVATIONS, LINEAR, needs_line, with_line
 from passes.programs.program import ARITHMETIC, Line, Parameters, Program, lines
 from tests.attention import neurons
 from tests.passes.programs.test_programs import PARAMETERS

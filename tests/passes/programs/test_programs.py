@@ -8,8 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.fit import float32
-from passes.programs.activations import ACTIVATIONS
-from passes.programs.closed_forms import gate
+from passes.programs.activations import ACTIVATIONS, gate
 from passes.programs.program import ARITHMETIC, Arithmetic, BiasToken, Head, Program, by_keys, cheapest, fitted_programs
 
 Array = NDArray[np.float64]

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from flint import fmpq
 
-from passes.programs.activations import ACTIVATIONS
-from passes.programs.closed_forms import scaled_silu
+from passes.programs.activations import ACTIVATIONS, scaled_silu
 from passes.programs.program import Program, cheapest, cheapest_gate, fitted_programs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import VARIABLE, Expression, add, apply, constant, mul, softmax, total
