@@ -31,8 +31,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from passes.conversion import Conversion
-from passes.forms.builder import Builder
+from passes.conversion import Builder, Conversion
 from passes.forms.softmax import (
     BIAS_ROWS,
     LARGEST_PATTERN,

@@ -19,8 +19,7 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 
-from passes.conversion import Conversion
-from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
+from passes.conversion import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, Conversion, replacement
 from passes.programs.program import (
     FACTORED,
     HIGHEST,

@@ -20,8 +20,7 @@ from math import ceil
 import numpy as np
 import onnx
 
-from passes.conversion import Conversion
-from passes.forms.builder import LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, replacement
+from passes.conversion import LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, Conversion, replacement
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import WHOLE
 from passes.programs.program import LARGEST_QUERY, Group, Head, Program, groups_of, spread_error, spreads
