@@ -92,10 +92,6 @@ class Head:
             places = -np.subtract.outer(offsets, offsets) / np.subtract.outer(slopes, slopes)
         return np.unique(places[np.isfinite(places)])
 
-    def evaluate(self, y: Array, z: Array) -> Array:
-        multiple, constant = self.mean(y)
-        return np.asarray(z * multiple + constant)
-
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the head's output is `z multiple + constant`."""
         own, *others = self.weights(y)
@@ -156,8 +152,7 @@ class Head:
 
     def conditioned(self) -> Head:
         """The head shifted so that its largest logit at y = 0 is zero: float32 rounds logits by their magnitude."""
-        keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
-        offset, slope = max(keys, key=lambda key: (key[0], -abs(key[1]), key[1]))
+        slope, offset = max(self.logits, key=lambda key: (key[1], -abs(key[0]), key[0]))
         return self.shifted(-slope, -offset)
 
 

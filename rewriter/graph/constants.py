@@ -128,7 +128,7 @@ class Constants:
             raise LostError("it is not constant", label(node))
         names = node.input[:1] if node.op_type in CASTS else node.input  # another operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
-        if node.op_type in ("ConstantOfShape", "Expand", "Transpose"):
+        if node.op_type in ("ConstantOfShape", "Expand", "Transpose"):  # a view of a weight, which onnx would copy
             return self._laid_out(node, [*operands.values()])
         if node.op_type in CASTS:
             return self._cast(node, next(iter(operands.values())), wide=wide)
@@ -141,8 +141,6 @@ class Constants:
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
     def _laid_out(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
-        if node.op_type == "Transpose":  # of a weight, which onnx's evaluator would copy
-            return operands[0].transpose(attributes(node).get("perm"))
         made = np.asarray(outputs(node, operands)[0])
         if made.size > _MAX_COMPUTED:
             raise LostError("it is larger than any weight", label(node))

@@ -81,18 +81,20 @@ class Writer:
 
 
 def with_parts(
-    model: onnx.ModelProto, parts_of: Callable[[onnx.NodeProto], Sequence[onnx.NodeProto] | None]
+    model: onnx.ModelProto, parts_of: Callable[[onnx.NodeProto], Sequence[onnx.NodeProto] | str | None]
 ) -> onnx.ModelProto:
     """A copy with the expansions by `parts_of`; the model itself if there are none.
 
-    A node stays if an intermediate tensor of its expansion already exists.
+    A node stays if there is a reason instead of an expansion, or if an intermediate tensor of it already exists.
     """
     graphs = list(all_graphs(model.graph))
     taken = set[str]().union(*map(own_names, graphs))
 
     def apart(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
         parts = parts_of(node)
-        if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
+        if not parts or isinstance(parts, str):
+            return [node]
+        if any(name in taken for part in parts for name in part.output if name not in node.output):
             return [node]
         for part in parts:
             if part is not node:
@@ -297,12 +299,7 @@ def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which mixtures of experts are expanded where possible; the model itself if none is."""
     weights = {tensor.name: tensor for graph in all_graphs(model.graph) for tensor in graph.initializer}
     opset = opsets(model.opset_import).get("", 1)
-
-    def plain(node: onnx.NodeProto) -> Sequence[onnx.NodeProto] | None:
-        parts = plain_experts(node, weights, opset)
-        return None if isinstance(parts, str) else parts
-
-    return with_parts(model, plain)
+    return with_parts(model, lambda node: plain_experts(node, weights, opset))
 
 
 def plain_experts(

@@ -221,8 +221,11 @@ def _view(
     own = {tensor.name: tensor for tensor in graph.initializer}
     initializers, overridable = dict(own), overridable_in(graph)
     if outer is not None:
-        hidden = own_names(graph)
-        around = {**outer.initializers, **_constant_nodes(outer)}
+        hidden, around = own_names(graph), dict(outer.initializers)
+        for node in outer.nodes:  # to a body, Constant nodes are constants like initializers
+            if (constant := constant_of(node)) is not None:
+                around[node.output[0]] = tensor = deepcopy(constant)
+                tensor.name = node.output[0]
         initializers.update((name, tensor) for name, tensor in around.items() if name not in hidden)
         overridable |= outer.overridable - hidden
     producer: dict[str, int] = {}
@@ -273,14 +276,6 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
                 path = (*outer.path, (holder_name(node), attribute))
                 pending.append((_view(graph, inner, versions, outer, where, path), inner))
     return tuple(view for view, _ in pending)
-
-
-def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
-    """The tensors of a view's Constant nodes, under their names: to a body they are constants like initializers."""
-    tensors = {node.output[0]: deepcopy(each) for node in view.nodes if (each := constant_of(node)) is not None}
-    for name, tensor in tensors.items():
-        tensor.name = name
-    return tensors
 
 
 def graph_at(model: onnx.ModelProto, path: Path) -> onnx.GraphProto:
