@@ -14,12 +14,9 @@ from itertools import product
 
 import numpy as np
 
-from passes.match.identify import Identified, Unknown
-from passes.programs.activations import Activation
+from passes.match.identify import Identified
 from passes.programs.program import FACTORED, MARGIN, Arithmetic, Array, BiasToken, Function, Head, Program, grid
 
-# A function known by its values alone; `unnamed` sets `function`.
-UNNAMED = Activation("f", (), lambda y, _: np.full_like(y, np.nan), lambda _: None, None, usual=())
 MAX_DEFAULT_ERROR = 1e-5  # over max(1, |f|)
 _MAX_FLOAT32_ROUNDING = 4.0  # in tolerances; a fit that rounds by more is evaluated in float64
 _GATE_TOLERANCE = 8.0  # in tolerances: the bound on a gate's additional error is not sharp
@@ -27,14 +24,6 @@ _ADVICE = "keep its product in the graph with --gate product"  # if a fit is not
 DOMAIN_MARGIN = 1.5  # the domain of a fit relative to the largest |y| seen
 MAX_FIT_ERROR = 1e-3  # over the largest |f|
 _STEEPNESS = 2.0**40
-
-
-@cache
-def unnamed(unknown: Unknown) -> Identified | Unknown:
-    """An unknown function as an unnamed activation, the same one each time; unchanged if heads cannot be fitted."""
-    if (found := unknown.function) is None:
-        return unknown
-    return Identified(replace(UNNAMED, function=lambda y, _: found(y)), (), 0.0, unknown.gated)
 
 
 def domain_of(reached: float) -> float:

@@ -23,12 +23,12 @@ import numpy as np
 import onnx
 
 from passes.conversion import Conversion
-from passes.fit import UNNAMED
 from passes.forms import FORMS
 from passes.match.blocks import Block, Dataflow
+from passes.match.identify import in_table
 from passes.match.linear import LinearOperator
 from passes.options import COMPACT, STAGED, WHOLE, Options
-from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
+from passes.programs.activations import ACTIVATIONS, LINEAR, UNNAMED, Activation
 from passes.programs.program import grid
 from rewriter.graph.constants import UNFIT, Constants, Read
 from rewriter.graph.view import SAME_NUMBERS, GraphView, Place, all_views
@@ -274,7 +274,7 @@ def _check_weights(view: GraphView, conversion: Conversion) -> None:
 
 def _check_activation(conversion: Conversion) -> None:
     named, program, block = conversion.block.identified, conversion.program, conversion.block
-    if named.activation is UNNAMED:
+    if not in_table(named):
         return
     if len(named.activation.parameters) != len(named.parameters):
         raise PlanError(f"the table has no activation '{named.activation.name}' with so many parameters")

@@ -22,8 +22,7 @@ from itertools import takewhile
 
 import onnx
 
-from passes.fit import unnamed
-from passes.match.identify import FIRST_INPUT_ONLY, ActivationRegion, Identified, Identifier, Unknown
+from passes.match.identify import FIRST_INPUT_ONLY, ActivationRegion, Identified, Identifier, in_table
 from passes.match.linear import LINEAR_OPERATORS, LinearOperator, Operators, linear_operator
 from passes.options import Options
 from rewriter.evaluate.scalar import NONLINEAR
@@ -500,9 +499,9 @@ class Finder:
     def __init__(self, view: GraphView, namer: Namer, options: Options) -> None:
         self._view = view
         self._namer = namer
-        self._every, self._product, self._fit = options.scope == "all", options.gate == "product", options.fit
+        self._every, self._product = options.scope == "all", options.gate == "product"
         self._flow = Dataflow(view)
-        self._identifier = Identifier(view, self._flow.constants)
+        self._identify = Identifier(view, self._flow.constants, fit=options.fit).identify
 
     def run(self, made: frozenset[int] = frozenset()) -> tuple[tuple[Block, ...], tuple[Left, ...]]:
         """Return blocks and rejected candidates in graph order; `made` are nodes of heads of an earlier run."""
@@ -545,16 +544,16 @@ class Finder:
 
     def _candidate(self, output: str, region: ActivationRegion, sinks: Operators) -> Block | Left:
         shorter: ActivationRegion | None = region
-        while shorter and isinstance(self._identifier.identify(shorter), Unknown):
+        while shorter and not in_table(self._identify(shorter)):
             shorter = self._flow.behind_affine(shorter)
         region = shorter or region
         leaves = region.leaves
         first = self._flow.operators_of(leaves)
-        identified = self._named(region)
+        identified = self._identify(region)
         miss = next((miss for leaf in leaves if (miss := self._flow.leaf(leaf).miss)), None)
         miss = miss or self._obstacle(output, first, sinks, identified)
-        if miss is not None or isinstance(identified, Unknown):
-            shown = "" if isinstance(identified, Unknown) else identified.label
+        if miss is not None or isinstance(identified, str):
+            shown = "" if isinstance(identified, str) else identified.label
             return self._left(miss or Miss("", ""), shown, first, sinks, region.nodes)
         name = self._namer.name(self._view, first, sinks, region.nodes)
         block = self._block(name, output, region, sinks, identified)
@@ -584,10 +583,6 @@ class Finder:
             channels=last if isinstance(last, int) else None,
         )
 
-    def _named(self, region: ActivationRegion) -> Identified | Unknown:
-        identified = self._identifier.identify(region)
-        return unnamed(identified) if self._fit and isinstance(identified, Unknown) else identified
-
     def _without_product(self, block: Block) -> Block | Left:
         """The activation of a gated block alone: the part of its region that depends on the gate only."""
         facts, nodes = self._flow.facts, [self._view.nodes[index] for index in block.region.nodes]
@@ -597,19 +592,17 @@ class Finder:
         if len(ends) != 1:
             reason = "the graph does not compute its activation apart from the product; use --gate heads"
             return Left.of(block, Miss(reason, block.output))
-        identified = self._named(region := self._flow.region(ends.pop(), (block.gate,)))
-        if isinstance(identified, Unknown):
-            return Left.of(block, Miss(identified.reason, region.output))
+        identified = self._identify(region := self._flow.region(ends.pop(), (block.gate,)))
+        if isinstance(identified, str):
+            return Left.of(block, Miss(identified, region.output))
         alone = self._block(block.name, region.output, region, (), identified)
         return replace(alone, channels=block.channels, product=True)
 
-    def _obstacle(
-        self, output: str, first: Operators, sinks: Operators, identified: Identified | Unknown
-    ) -> Miss | None:
+    def _obstacle(self, output: str, first: Operators, sinks: Operators, identified: Identified | str) -> Miss | None:
         producer = self._view.made_by(output)
         node = label(producer) if producer is not None else output
-        if isinstance(identified, Unknown):
-            return Miss(identified.reason, node)
+        if isinstance(identified, str):
+            return Miss(identified, node)
         if self._every:
             return None  # Theorem 8 needs an activation, but no second operator
         if not sinks and output not in self._flow.values.keys() | self._flow.parts:

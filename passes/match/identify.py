@@ -13,7 +13,7 @@ from hashlib import sha256
 import numpy as np
 import onnx
 
-from passes.programs.activations import ACTIVATIONS, LINEAR, UNSOLVED, Activation, Values
+from passes.programs.activations import ACTIVATIONS, LINEAR, UNNAMED, UNSOLVED, Activation, Values
 from passes.programs.program import Array, Function, Parameters
 from rewriter.graph.constants import Constants, evaluate
 from rewriter.graph.view import GraphView
@@ -35,7 +35,7 @@ class ActivationRegion:
 
 @dataclass(frozen=True)
 class Identified:
-    """A named activation: `activation(y)`, or `activation(gate) * value`."""
+    """An activation, of the table or known by its values alone: `activation(y)`, or `activation(gate) * value`."""
 
     activation: Activation
     parameters: Parameters
@@ -48,16 +48,12 @@ class Identified:
         return named if self.gated is None else f"{named}(gate) * value"
 
 
-@dataclass(frozen=True)
-class Unknown:
-    """A function that no table entry matches."""
-
-    reason: str
-    function: Function | None = None  # f(y), or the h of h(gate) * value, where heads could be fitted to it
-    gated: tuple[int, int] | None = None  # the positions of gate and value among the region's leaves
+def in_table(found: Identified | str) -> bool:
+    """Whether a region was identified as an activation that has a name."""
+    return isinstance(found, Identified) and found.activation.name != UNNAMED.name
 
 
-_NAMED: dict[object, Identified] = {}
+_NAMED: dict[object, Identified | str] = {}
 """The entry of a region's values on the grid, for all models of this process."""
 
 
@@ -70,24 +66,22 @@ def grid() -> Array:
 class Identifier:
     """Identifies regions of one view; regions with the same values are compared with the table once."""
 
-    def __init__(self, view: GraphView, constants: Constants) -> None:
-        self._view = view
-        self._constants = constants
-        self._unknown: dict[object, Unknown] = {}  # whose functions read this view
+    def __init__(self, view: GraphView, constants: Constants, *, fit: bool) -> None:
+        """With `fit`, functions that no entry of the table matches become unnamed activations."""
+        self._view, self._constants, self._fit = view, constants, fit
+        self._others: dict[object, Identified | str] = {}  # whose functions read this view
 
-    def identify(self, region: ActivationRegion) -> Identified | Unknown:
-        """For two leaves, as activation(gate) * value."""
+    def identify(self, region: ActivationRegion) -> Identified | str:
+        """The activation, for two leaves that of the gate; or why there is none."""
         count, tolerance, points = len(region.leaves), _TOLERANCE * self._precision(region), grid()
         pairs = [points, np.random.default_rng(0).permutation(points)]  # at random, as the roles of two leaves differ
         key = count, tolerance, sha256(self.evaluate(region, pairs[:count]).tobytes()).digest()
-        found = _NAMED.get(key) or self._unknown.get(key)
+        found = _NAMED.get(key) or self._others.get(key)
         if found is None and count > 1:
             found = self._identify_gated(region, tolerance)
         elif found is None:
-            found = identify_function(lambda y: self.evaluate(region, [y]), tolerance)
-        if isinstance(found, Unknown):
-            return self._unknown.setdefault(key, found)
-        return _NAMED.setdefault(key, found)
+            found = identify_function(lambda y: self.evaluate(region, [y]), tolerance, fit=self._fit)
+        return (_NAMED if in_table(found) else self._others).setdefault(key, found)
 
     def evaluate(self, region: ActivationRegion, leaves: Sequence[Array]) -> Array:
         """In float64, leaf values in the order of `region.leaves`."""
@@ -112,10 +106,10 @@ class Identifier:
         given = [_EPSILON[name] for name in found | ({"float32"} if floats else set())]
         return max([_EPSILON["float64"] * 64, *given])  # the table itself is computed in float64
 
-    def _identify_gated(self, region: ActivationRegion, tolerance: float) -> Identified | Unknown:
+    def _identify_gated(self, region: ActivationRegion, tolerance: float) -> Identified | str:
         # f(g, u) = h(g) u exactly if f(g, u) = f(g, 1) u for all g and u, tested at random pairs, in both orders.
         value, gate = np.random.default_rng(0).normal(0.0, 3.0, (2, 512))
-        best: Unknown | None = None
+        best: Identified | str = "two projections are joined, but not as activation(gate) * value"
         for slots in ((0, 1), (1, 0)):
 
             def weight(g: Array, u: Array | None = None, slots: tuple[int, int] = slots) -> Array:
@@ -128,14 +122,16 @@ class Identifier:
             if not close.all():
                 continue
             # The gate of a bilinear layer is not an activation of the table, but a program exists.
-            found = identify_function(weight, tolerance, (*ACTIVATIONS, LINEAR))
-            if isinstance(found, Identified):
-                return replace(found, gated=slots)
-            best = replace(found, gated=slots)
-        return best or Unknown("two projections are joined, but not as activation(gate) * value")
+            best = identify_function(weight, tolerance, (*ACTIVATIONS, LINEAR), fit=self._fit)
+            best = best if isinstance(best, str) else replace(best, gated=slots)
+            if in_table(best):
+                break
+        return best
 
 
-def identify_function(f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS) -> Identified | Unknown:
+def identify_function(
+    f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS, *, fit: bool
+) -> Identified | str:
     """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
     values = f(points := grid())
     attempts = [attempt for entry in table if (attempt := _attempt(entry, f, points, values, tolerance))]
@@ -148,9 +144,10 @@ def identify_function(f: Function, tolerance: float, table: Sequence[Activation]
     start, end = f(np.array([0.0, 1.0]))
     line = float(start), float(end - start)
     if _distance(lambda y, p: p[0] + p[1] * y, line, points, values) <= tolerance:
-        return Unknown("the function between the operators is affine, so there is no activation")
-    nearest = min(attempts, key=lambda attempt: attempt.error, default=None)
-    return Unknown(_explain(nearest, points, values), f)
+        return "the function between the operators is affine, so there is no activation"
+    if fit:
+        return Identified(replace(UNNAMED, function=lambda y, _: f(y)), (), 0.0)
+    return _explain(min(attempts, key=lambda attempt: attempt.error, default=None), points, values)
 
 
 def _attempt(activation: Activation, f: Function, points: Array, values: Array, tolerance: float) -> Identified | None:

@@ -92,6 +92,10 @@ class Head:
             places = -np.subtract.outer(offsets, offsets) / np.subtract.outer(slopes, slopes)
         return np.unique(places[np.isfinite(places)])
 
+    def evaluate(self, y: Array, z: Array) -> Array:
+        multiple, constant = self.mean(y)
+        return np.asarray(z * multiple + constant)
+
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the head's output is `z multiple + constant`."""
         own, *others = self.weights(y)

@@ -12,7 +12,7 @@ pytest.importorskip("scipy", reason="scipy is not installed (extra test)")
 from benchmarks.fit.__main__ import main
 from benchmarks.fit.precise import fit
 from passes.programs.activations import normal_cdf
-from passes.programs.program import BiasToken, Head, Program, lines
+from passes.programs.program import BiasToken, Head, lines
 
 
 def run(*arguments: str) -> dict[str, object]:
@@ -35,6 +35,6 @@ def test_line_of_four_keys_is_that_of_the_table() -> None:
 def test_a_short_fit_is_as_close_as_it_says() -> None:
     largest, tokens = fit("gelu", 12, 1.0, rounds=12)
     head, y = Head(0.0, tuple(BiasToken(*token) for token in tokens)), np.linspace(-8.0, 8.0, 4001)
-    error = float(np.max(np.abs(Program("", (head,)).evaluate(y) - y * normal_cdf(y))))
+    error = float(np.max(np.abs(head.evaluate(y, y) - y * normal_cdf(y))))
     assert largest < 1e-6
     assert 0.5 * largest <= error <= 1.5 * largest

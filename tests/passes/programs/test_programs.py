@@ -121,22 +121,18 @@ CURVED = Head(beta=0.7, gamma=0.2, c=1.5, d=-0.25, bias_tokens=(BiasToken(-1.0, 
 NEAR = np.linspace(-30.0, 30.0, 2001)
 
 
-def values(head: Head) -> Array:
-    return Program("", (head,)).evaluate(NEAR)
-
-
 @pytest.mark.parametrize(("slope", "offset"), [(1.0, 0.0), (0.0, 5.0), (-2.5, 1.25)])
 def test_shift_is_invisible_to_softmax(slope: float, offset: float) -> None:
     shifted = CURVED.shifted(slope, offset)
     assert shifted != CURVED
-    np.testing.assert_allclose(values(shifted), values(CURVED), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(shifted.evaluate(NEAR, NEAR), CURVED.evaluate(NEAR, NEAR), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("head", [CURVED, *(program.heads[0] for _, program in fitted_programs())])
 def test_conditioning_keeps_the_function(head: Head) -> None:
     moved = head.shifted(-1.5, 4.0)
     conditioned = moved.conditioned()
-    np.testing.assert_allclose(values(conditioned), values(moved), rtol=0, atol=2e-12)
+    np.testing.assert_allclose(conditioned.evaluate(NEAR, NEAR), moved.evaluate(NEAR, NEAR), rtol=0, atol=2e-12)
     offsets = [conditioned.gamma, *(token.offset for token in conditioned.bias_tokens)]
     assert max(offsets) == 0.0
 
