@@ -28,7 +28,7 @@ _SMALLEST_OPSET = 7  # the first in which Mul and Add broadcast without attribut
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """A block and its heads; what is needed to emit them. Rewritten files carry it (`passes.record`)."""
+    """A block and its heads; what is needed to emit them. Rewritten files carry it (`passes.plan`)."""
 
     block: Block
     program: Program

@@ -21,8 +21,7 @@ import numpy as np
 import onnx
 
 from passes.options import Options
-from passes.plan import make_plan
-from passes.record import PlanError, read_record
+from passes.plan import PlanError, make_plan, read_record
 from rewriter.api.rewriting import held_by, longest_of
 from rewriter.api.run import CompareKeywords, Run, check_known, described, environment, name_of, settings_of
 from rewriter.compare import difference, renamed, signature_differences

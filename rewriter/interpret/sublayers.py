@@ -18,9 +18,8 @@ from passes.conversion import decide
 from passes.match.blocks import Block, Dataflow, Namer
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import ALREADY, Options
-from passes.plan import Plan
+from passes.plan import Plan, with_operators
 from passes.programs.program import Group, Program, groups_of
-from passes.record import with_operators
 from rewriter.arrays import Array
 from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention

@@ -8,8 +8,7 @@ import onnx
 import pytest
 
 from passes.options import Options
-from passes.plan import apply, make_plan
-from passes.record import KEY
+from passes.plan import KEY, apply, make_plan
 from rewriter import ExitStatus, rewrite
 from tests.attention import Array
 from tests.cases import planned, run

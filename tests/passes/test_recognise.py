@@ -9,8 +9,7 @@ import pytest
 
 from passes.forms import FORMS
 from passes.options import ALREADY, FormOptions, Options
-from passes.plan import make_plan
-from passes.record import KEY, read_record
+from passes.plan import KEY, make_plan, read_record
 from rewriter import heads, inspect
 from rewriter.interpret.index import HeadIndex
 from tests.changes import change_values, copied, weight

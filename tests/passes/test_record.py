@@ -10,8 +10,7 @@ import pytest
 
 from passes.forms import FORMS
 from passes.options import Options
-from passes.plan import make_plan
-from passes.record import KEY, MAX_BYTES, PlanError, Record, read_record
+from passes.plan import KEY, MAX_BYTES, PlanError, Record, make_plan, read_record
 from rewriter import rewrite
 from tests.changes import copied, run
 from tests.committed import FOLDER
