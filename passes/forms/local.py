@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,21 +21,7 @@ import onnx
 from numpy.typing import ArrayLike
 
 from passes.conversion import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, Conversion, replacement
-from passes.programs.program import (
-    FACTORED,
-    HIGHEST,
-    LOWEST,
-    REACH,
-    BiasToken,
-    Head,
-    Line,
-    Powers,
-    Program,
-    SharedKey,
-    by_keys,
-    group_of,
-    progression_of,
-)
+from passes.programs.program import FACTORED, HIGHEST, LOWEST, REACH, BiasToken, Head, Line, Powers, Program, group_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -233,6 +220,80 @@ def _lowest(b: Builder) -> float:
 
 def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
     return b.clipped(logit, (_lowest(b), LARGEST_FLOAT32_QUERY), f"{name}_clipped")
+
+
+# -- keys that several heads share -------------------------------------------------------------------------------------
+#
+# Heads of a gate have the same set of keys. Their softmax is computed once, and their sum is a weighted mean of
+# multiples of the value. Where slopes are an arithmetic progression, all weights are powers of one exponential.
+
+
+@dataclass(frozen=True)
+class SharedKey:
+    """One key as a graph stores it: logit `slope y + offset`, factor `weight` of its exponential.
+
+    The offset is 0 where it is in the weight; `part` is the weight times the value or multiple.
+    """
+
+    slope: float
+    offset: float
+    weight: float
+    part: float
+
+    @classmethod
+    def of(cls, slope: float, offset: float, value: float, largest: float = FACTORED) -> SharedKey:
+        """A key with its logit's offset factored out of the exponential, unless it is above `largest`."""
+        if abs(offset) > largest:
+            return cls(slope, offset, 1.0, value)
+        weight = math.exp(offset)
+        return cls(slope, 0.0, weight, weight * value)
+
+
+def progression_of(
+    keys: Sequence[SharedKey], dtype: type[np.floating]
+) -> tuple[float, tuple[float, ...], float] | None:
+    """(step, weights, part) of shared keys as a progression with exactly their numbers in a type, as for Mish.
+
+    Weights are w_j e^(j step y), j = 0, 1, ...; the last w and all multiples except the first are 1. `weights` are the
+    other w; `part` is the first weight times its multiple. None if the keys are not a progression.
+    """
+    ascending = sorted(keys, key=lambda key: key.slope)
+    for ordered in (ascending, ascending[::-1]):
+        stored = np.array([(key.slope, key.weight, key.part) for key in ordered], dtype)
+        slopes, weights, parts = stored.T.astype(np.float64).tolist()
+        step = slopes[1] - slopes[0]
+        even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and float(dtype(step)) == step
+        if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
+            return step, tuple(weights[:-1]), parts[0]
+    return None
+
+
+def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...], float]:
+    """The heads, or keys that several share, nonzero multiples first; and the remaining linear term.
+
+    A single group absorbs that term, since weights sum to one: a separate one loses digits (Mish at y = -15).
+    """
+    by_keys: dict[object, list[Head]] = {}
+    for number, head in enumerate(program.heads):
+        by_keys.setdefault(head.multiples or number, []).append(head)
+    alone = len(by_keys) == 1 and program.heads[0].multiples is not None
+    linear = program.linear if alone else 0.0
+    groups = (_shared(each, linear) if len(each) > 1 or linear != 0.0 else each[0] for each in by_keys.values())
+    return tuple(groups), program.linear - linear
+
+
+def _shared(heads: list[Head], linear: float) -> tuple[SharedKey, ...]:
+    multiples: dict[tuple[float, float], float] = {}
+    for head in heads:
+        own, *others = head.logits
+        for other in others:
+            multiples.setdefault(other, linear)
+        multiples[own] = multiples.get(own, linear) + head.c
+    keys = [SharedKey.of(slope, offset, multiple) for (slope, offset), multiple in multiples.items()]
+    return tuple(sorted(keys, key=lambda key: key.part == 0.0))
+
+
+# -- the nodes of one conversion --------------------------------------------------------------------------------------
 
 
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from passes.programs.program import BiasToken, Head, Program, SharedKey, progression_of
+from passes.forms.local import SharedKey, progression_of
+from passes.programs.program import BiasToken, Head, Program
 
 # One key at rest and one that follows y: the weight of the second is a logistic function.
 HEAD = Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.5),), c=2.0, d=0.25)

@@ -8,8 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.fit import float32
+from passes.forms.local import by_keys
 from passes.programs.activations import ACTIVATIONS, gate
-from passes.programs.program import ARITHMETIC, Arithmetic, BiasToken, Head, Program, by_keys, cheapest, fitted_programs
+from passes.programs.program import ARITHMETIC, Arithmetic, BiasToken, Head, Program, cheapest, fitted_programs
 
 Array = NDArray[np.float64]
 
