@@ -59,6 +59,11 @@ class Conversion:
         return _DOUBLE if self.double else _FLOAT
 
     @property
+    def type_of_positions(self) -> int:
+        """The element type of constants that blocks share in form `whole`."""
+        return _DOUBLE if self.block.elem_type == _DOUBLE else _FLOAT
+
+    @property
     def whole_block(self) -> Projections:
         """The linear operators as plain matrices, in forms that always replace the whole block."""
         if self.projections is None:

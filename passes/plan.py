@@ -360,7 +360,7 @@ def read_record(model: onnx.ModelProto) -> Record:
     if type(content.get("version")) is not int or content["version"] != VERSION:
         raise PlanError(f"its version is not {VERSION}")
     record: Record = _parsed(Record, content, "the plan")
-    if len({each.block.place for each in record.blocks}) < len(record.blocks):
+    if len({(each.block.path, each.block.output) for each in record.blocks}) < len(record.blocks):
         raise PlanError("two blocks have the same output")
     for each in record.blocks:
         _check(each)

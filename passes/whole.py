@@ -32,15 +32,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from passes.conversion import Builder, Conversion
-from passes.forms.softmax import (
-    BIAS_ROWS,
-    LARGEST_PATTERN,
-    POSITION_ROWS,
-    PREFIX,
-    default_omega,
-    neuron_scores,
-    type_of_positions,
-)
+from passes.forms.softmax import BIAS_ROWS, LARGEST_PATTERN, POSITION_ROWS, PREFIX, default_omega, neuron_scores
 from passes.options import DEFAULT_MAX_TOKENS, WHOLE
 from passes.programs.program import Array, groups_of
 from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
@@ -552,7 +544,7 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
     fitting = (int((LARGEST_PATTERN / one) ** 0.5) - 1 - each.program.bias_tokens for each, one in ones)
     most = longest or fixed or min(max(1, min(fitting, default=DEFAULT_MAX_TOKENS)), DEFAULT_MAX_TOKENS)
     groups = [group for each in conversions for group in groups_of(each.program)]
-    kinds = {type_of_positions(each) for each in conversions}
+    kinds = {each.type_of_positions for each in conversions}
     if len(kinds) > 1:
         raise LostError("some of its blocks are float64 and some are not", conversions[0].block.output)
     return Whole(

@@ -347,12 +347,6 @@ POSITION_ROWS = f"{PREFIX}/token_columns"  # constant [1, T, 1 + R + T]: a token
 BIAS_ROWS = f"{PREFIX}/bias_token_rows"  # constant [1, R, 1 + R + T]: the same columns of bias tokens
 
 
-def type_of_positions(conversion: Conversion) -> int:
-    """The element type of these constants."""
-    double = conversion.block.elem_type == onnx.TensorProto.DOUBLE
-    return int(onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT)
-
-
 def neuron_scores(bias_tokens: int) -> str:
     """Constant [R + T, R + T]: W_QK between positions of the heads that attend to so many bias tokens."""
     return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
@@ -421,7 +415,7 @@ def emit_rows(view: GraphView, conversion: Conversion) -> Replacement:
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one block on the network's columns and rows; reads no weights."""
     b, projections, slots = Builder.of(view, conversion), conversion.whole_block, conversion.carried
-    elem_type, model = type_of_positions(conversion), projections.query.in_features
+    elem_type, model = conversion.type_of_positions, projections.query.in_features
     data = b.read(projections.query.data, conversion.block.elem_type, "input")
     tokens = as_batches(b, data, projections.rank, alone=True)
     count = b.sizes(tokens, 1, 2, "token_count")

@@ -25,26 +25,14 @@ import onnx
 from passes.match.identify import FIRST_INPUT_ONLY, ActivationRegion, Identified, Identifier, in_table
 from passes.match.linear import LINEAR_OPERATORS, LinearOperator, Operators, linear_operator
 from passes.options import Options
+from rewriter.evaluate.moves import PARTS, REARRANGED
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import ELEMENTWISE, MICROSOFT
 from rewriter.graph.constants import Constants
 from rewriter.graph.edit import ancestors
 from rewriter.graph.fused import FUSED, plain_experts
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import (
-    ONNX_DOMAINS,
-    PARTS,
-    REARRANGED,
-    GraphView,
-    Miss,
-    Path,
-    Place,
-    attributes,
-    integer_of,
-    key_of,
-    label,
-    operator_of,
-)
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, Miss, Path, attributes, integer_of, key_of, label, operator_of
 from rewriter.graph.walk import own_names, reads, subgraphs
 
 QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # only nodes between them are replaced
@@ -99,10 +87,6 @@ class Block:
     @property
     def output(self) -> str:
         return self.region.output
-
-    @property
-    def place(self) -> Place:
-        return self.path, self.output
 
     @property
     def types(self) -> set[int]:

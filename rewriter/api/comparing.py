@@ -171,7 +171,7 @@ def stated(model: onnx.ModelProto, accuracy: float | None) -> Stated:
     notes: tuple[str, ...] = ()
     if isinstance(coarser, float) and coarser > (accuracy or 0.0):
         notes = (f"the second model was written with accuracy {coarser:.2g}, which counts only if given here too",)
-    held = {each.block.place: held_by(each, accuracy, NARROWEST) for each in record.blocks}
+    held = {(each.block.path, each.block.output): held_by(each, accuracy, NARROWEST) for each in record.blocks}
     return Stated(held, longest_of(record.blocks), notes)
 
 
