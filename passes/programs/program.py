@@ -138,11 +138,8 @@ class Head:
         the self logit has no offset, or as `conditioned` does. The factor c follows the softmax (`unscaled`).
         """
         if self.c not in (0.0, 1.0):
-            scale = narrowed(self.c, dtype)
             inner = self.unscaled().rounded(dtype, factored=factored, conditioned=conditioned)
-            tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
-            return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
-
+            return inner.scaled(1.0, narrowed(self.c, dtype))
         narrow, stored = partial(narrowed, dtype=dtype), list[BiasToken]()
         plain = self.conditioned() if conditioned else self.shifted(0.0, -self.gamma)
         for token in plain.bias_tokens:

@@ -76,15 +76,8 @@ class Fragment:
         self, domain: str, name: str, inputs: Sequence[str], output: str, *, opset: int, doc: str
     ) -> onnx.FunctionProto:
         """The fragment as a model-local function; its constants become Constant nodes."""
-        function = gs.Function(
-            name,
-            domain=domain,
-            nodes=self._nodes,
-            inputs=[self.tensor(entry) for entry in inputs],
-            outputs=[self.tensor(output)],
-            doc_string=doc,
-            opset=opset,
-            import_domains=[onnx.helper.make_opsetid("", opset)],
-        )
-        proto: onnx.FunctionProto = OnnxExporter.export_function(function)
-        return proto
+        nodes, held = self.nodes({}), {each.name: each for each in self.initializers()}
+        read = dict.fromkeys(each for node in nodes for each in node.input)
+        constants = [onnx.helper.make_node("Constant", [], [each], value=held[each]) for each in read if each in held]
+        imports = [onnx.helper.make_opsetid("", opset)]
+        return onnx.helper.make_function(domain, name, inputs, [output], [*constants, *nodes], imports, doc_string=doc)
