@@ -115,10 +115,9 @@ class Shapes:
             wide = max((self.of(name) or () for name in node.input if node.op_type in BROADCAST), key=len, default=None)
             for name, inferred in zip(node.output, found, strict=True):
                 stated = [sizes for sizes in (inferred, self.of(name), wide) if sizes is not None]
-                alike = [sizes for sizes in stated if len(sizes) == len(stated[0])]
                 if stated:
-                    known = [[size for size in axis if size is not None] for axis in zip(*alike, strict=True)]
-                    self._found[name] = tuple(next(iter(sizes), None) for sizes in known)
+                    alike = zip(*(sizes for sizes in stated if len(sizes) == len(stated[0])), strict=True)
+                    self._found[name] = tuple(next((size for size in axis if size is not None), None) for axis in alike)
 
     def of(self, tensor: str) -> Sizes | None:
         """None where the rank is unknown."""
