@@ -57,10 +57,9 @@ _NAMED: dict[object, Identified | str] = {}
 """The entry of a region's values on the grid, for all models of this process."""
 
 
-def grid() -> Array:
-    """A step of 1/128 up to |y| = 16, and logarithmic from 1e-8 to 1e6."""
-    tails = np.logspace(-8, 6, 281)
-    return np.unique(np.concatenate([np.arange(-2048, 2049) / 128.0, tails, -tails]))
+_TAILS = np.logspace(-8, 6, 281)
+_GRID = np.unique(np.concatenate([np.arange(-2048, 2049) / 128.0, _TAILS, -_TAILS]))
+"""Points with a step of 1/128 up to |y| = 16, and logarithmic from 1e-8 to 1e6."""
 
 
 class Identifier:
@@ -73,8 +72,8 @@ class Identifier:
 
     def identify(self, region: ActivationRegion) -> Identified | str:
         """The activation, for two leaves that of the gate; or why there is none."""
-        count, tolerance, points = len(region.leaves), _TOLERANCE * self._precision(region), grid()
-        pairs = [points, np.random.default_rng(0).permutation(points)]  # at random, as the roles of two leaves differ
+        count, tolerance = len(region.leaves), _TOLERANCE * self._precision(region)
+        pairs = [_GRID, np.random.default_rng(0).permutation(_GRID)]  # at random, as the roles of two leaves differ
         key = count, tolerance, sha256(self.evaluate(region, pairs[:count]).tobytes()).digest()
         found = _NAMED.get(key) or self._others.get(key)
         if found is None and count > 1:
@@ -133,8 +132,8 @@ def identify_function(
     f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS, *, fit: bool
 ) -> Identified | str:
     """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
-    values = f(points := grid())
-    attempts = [attempt for entry in table if (attempt := _attempt(entry, f, points, values, tolerance))]
+    values = f(_GRID)
+    attempts = [attempt for entry in table if (attempt := _attempt(entry, f, values, tolerance))]
     agreeing = [attempt for attempt in attempts if attempt.error <= tolerance]
     if agreeing:
         # Equally close: within a factor of 4, or both within float64's own rounding.
@@ -143,14 +142,14 @@ def identify_function(
     # Only for a better reason: an affine region would be nearest to some entry by accident.
     start, end = f(np.array([0.0, 1.0]))
     line = float(start), float(end - start)
-    if _distance(lambda y, p: p[0] + p[1] * y, line, points, values) <= tolerance:
+    if _distance(lambda y, p: p[0] + p[1] * y, line, values) <= tolerance:
         return "the function between the operators is affine, so there is no activation"
     if fit:
         return Identified(replace(UNNAMED, function=lambda y, _: f(y)), (), 0.0)
-    return _explain(min(attempts, key=lambda attempt: attempt.error, default=None), points, values)
+    return _explain(min(attempts, key=lambda attempt: attempt.error, default=None), values)
 
 
-def _attempt(activation: Activation, f: Function, points: Array, values: Array, tolerance: float) -> Identified | None:
+def _attempt(activation: Activation, f: Function, values: Array, tolerance: float) -> Identified | None:
     """Solve for the entry's parameters, preferring round or float32 numbers."""
     with np.errstate(all="ignore"):
         try:
@@ -161,17 +160,17 @@ def _attempt(activation: Activation, f: Function, points: Array, values: Array, 
             return None
         plain, stored = tuple(round(value, 4) for value in solved), tuple(float(np.float32(value)) for value in solved)
         # Parameters rounded to zero, of a function below the tolerance, would leave nothing to convert to heads.
-        tried = [p for p in dict.fromkeys((plain, stored, solved)) if np.any(activation.function(points, p))]
-    found = [Identified(activation, p, _distance(activation.function, p, points, values)) for p in tried]
+        tried = [p for p in dict.fromkeys((plain, stored, solved)) if np.any(activation.function(_GRID, p))]
+    found = [Identified(activation, p, _distance(activation.function, p, values)) for p in tried]
     # The exporter's 1.702 rather than a solved 1.7020000000000002, in programs and in reports.
     close = (attempt for bound in (IDENTICAL, tolerance) for attempt in found if attempt.error <= bound)
     return next(close, None) or min(found, key=lambda attempt: attempt.error, default=None)
 
 
-def _distance(function: Values, parameters: Parameters, points: Array, values: Array) -> float:
+def _distance(function: Values, parameters: Parameters, values: Array) -> float:
     """Largest |values - function| / max(1, |function|); infinite where either is NaN."""
     with np.errstate(all="ignore"):
-        expected = function(points, parameters)
+        expected = function(_GRID, parameters)
         error = np.abs(values - expected) / np.maximum(1.0, np.abs(expected))
         error = np.where(values == expected, 0.0, error)  # the same infinity
     return float(np.max(np.where(np.isfinite(error), error, np.inf)))
@@ -182,12 +181,12 @@ def _is_short(value: float) -> bool:
     return abs(value) <= 8.0 and value * 64.0 == round(value * 64.0)
 
 
-def _explain(nearest: Identified | None, points: Array, values: Array) -> str:
+def _explain(nearest: Identified | None, values: Array) -> str:
     if nearest is None or not np.isfinite(nearest.error):
-        shown = ", ".join(f"f({y:g}) = {v:.6g}" for y, v in zip(points, values, strict=True) if y in (-1.0, 1.0, 3.0))
+        shown = ", ".join(f"f({y:g}) = {v:.6g}" for y, v in zip(_GRID, values, strict=True) if y in (-1.0, 1.0, 3.0))
         return f"no known activation has these values: {shown}"
-    usual = np.abs(points) <= 16.0  # a distance at 1e6 is not informative
-    points, values = points[usual], values[usual]
+    usual = np.abs(_GRID) <= 16.0  # a distance at 1e6 is not informative
+    points, values = _GRID[usual], values[usual]
     gap = np.abs(values - nearest.activation.function(points, nearest.parameters)) / np.maximum(1.0, np.abs(values))
     worst, name = int(np.argmax(gap)), nearest.activation.name
     return f"no known activation; the nearest, {name}, differs by {gap[worst]:.2g} at y = {points[worst]:.3g}"

@@ -550,6 +550,8 @@ own would leave GELU at 1.5e-3. small: balances the error of the limit, which bo
 #
 # `python -m benchmarks.fit` writes the entries of `programs.json`; the slow tests prove every stated error.
 
+_FILE: dict[str, Any] = json.loads(files("passes.programs").joinpath("programs.json").read_text(encoding="utf-8"))
+
 
 @cache
 def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
@@ -558,7 +560,7 @@ def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
     `plain` hold for all reals; `gate`: one head with few nonzero values (each costs a head, self two); `precise`: one
     head below float64's rounding; `powers`: weights are powers of one exponential.
     """
-    rows = _file()[kind if kind in ("precise", "powers") else "programs"]
+    rows = _FILE[kind if kind in ("precise", "powers") else "programs"]
     chosen = (entry for entry in rows if bool(entry.get("gate")) is (kind == "gate"))
     return tuple((entry["activation"], _program(entry)) for entry in chosen if "domain" not in entry)
 
@@ -592,14 +594,8 @@ def in_powers(activation: str, tolerance: float) -> Program | None:
 @cache
 def lines(arithmetic: str) -> tuple[Line, ...]:
     """The lines of one kind (`Arithmetic`), the most precise first."""
-    entries = ({**entry, "pairs": tuple(map(tuple, entry["pairs"]))} for entry in _file()["lines"])
+    entries = ({**entry, "pairs": tuple(map(tuple, entry["pairs"]))} for entry in _FILE["lines"])
     return tuple(Line(**entry) for entry in entries if entry.pop("arithmetic") == arithmetic)
-
-
-@cache
-def _file() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(files("passes.programs").joinpath("programs.json").read_text(encoding="utf-8"))
-    return loaded
 
 
 def _program(entry: dict[str, Any]) -> Program:
