@@ -57,7 +57,7 @@ class Activation:
     solve: Solve  # parameters from the values of an unknown function; None if it is another activation
     program: Make | None  # None where it is unknown
     usual: Parameters = (1.0,)  # the parameters of the plain activation, which reports omit
-    gate: Make | None = None  # the program of h(g) u; None where `passes.programs.gate` derives it
+    gate: Make | None = None  # the program of h(g) u; None where the function `gate` derives it
     quick: Make | None = None  # the program with the fewest operations in form `local`, if another one
 
     def label(self, parameters: Parameters) -> str:
@@ -243,21 +243,6 @@ def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 def _linear(p: Parameters) -> Program:
     return Program("linear", (), linear=p[0])
-
-
-def _clip(y: Array, p: Parameters) -> Array:
-    slope, offset, left, right = p
-    return np.clip(slope * y + offset, min(left, right), max(left, right))
-
-
-def normal_cdf(x: Array) -> Array:
-    """The normal distribution function Phi(x); erfc keeps the left tail accurate."""
-    return 0.5 * each(math.erfc, -x / math.sqrt(2.0))
-
-
-def _gelu_tanh(x: Array) -> Array:
-    """As x sigmoid(2 z) with z = sqrt(2/pi) (x + 0.044715 x^3)."""
-    return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
 
 
 # -- gates: programs of h(g) u, derived from those of h(y), with self values that read u ------------------------------
@@ -548,6 +533,22 @@ def _last_agreement(f: Function, h: Function, side: float) -> float:
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _clip(y: Array, p: Parameters) -> Array:
+    slope, offset, left, right = p
+    return np.clip(slope * y + offset, min(left, right), max(left, right))
+
+
+def normal_cdf(x: Array) -> Array:
+    """The normal distribution function Phi(x); erfc keeps the left tail accurate."""
+    return 0.5 * each(math.erfc, -x / math.sqrt(2.0))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    """As x sigmoid(2 z) with z = sqrt(2/pi) (x + 0.044715 x^3)."""
+    return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
+
 
 _UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
 _LEAKY_RELU = Activation(
