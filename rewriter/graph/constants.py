@@ -1,4 +1,4 @@
-"""The values of the constants of a graph, computed lazily by onnx's reference implementation.
+"""The values of the constants of a graph, computed lazily by onnx's reference implementation; shapes at chosen sizes.
 
 Constants are parameters of activations, weights that nodes transpose or dequantise, and values computed from shapes.
 Unless the caller provides a reader, only small inline tensors are read: weights are never touched.
@@ -16,18 +16,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-import rewriter.evaluate.scalar  # noqa: F401 - its rows
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Floats, Value
 from rewriter.evaluate.moves import CASTS, NOT_LARGER
+from rewriter.evaluate.scalar import BROADCAST
 from rewriter.evaluate.table import ELEMENTWISE, Call, row, tuple_of
+from rewriter.graph.types import Dim, terms_of, type_of
 from rewriter.graph.view import GraphView, LostError, attributes, constant_of, integer_of, key_of, label
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
 """Reads the values of a tensor, inline or external, in its own element type."""
 
-Sizes = Callable[[str], Sequence[int | None] | None]  # the shape of a tensor; None for an unknown size or rank
+Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 _MAX_KEPT, _MAX_COMPUTED = 1024, 2**31
 """Maximum elements of a value that is kept, or read without the caller's reader; and of one that is computed."""
@@ -51,7 +52,9 @@ def small(tensor: onnx.TensorProto) -> AnyArray:
 class Constants:
     """Computes constants of one view, which must not change meanwhile; only small ones are kept."""
 
-    def __init__(self, view: GraphView, read: Read = small, sizes: Sizes = lambda _: None) -> None:
+    def __init__(
+        self, view: GraphView, read: Read = small, sizes: Callable[[str], Sequence[int | None] | None] = lambda _: None
+    ) -> None:
         self._view, self._read, self._sizes = view, read, sizes
         self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
 
@@ -194,6 +197,76 @@ def computed(nodes: Sequence[onnx.NodeProto], values: Mapping[str, AnyArray], *h
 
     with np.errstate(all="ignore"):
         return list(ReferenceEvaluator(model_of(nodes, values, *how)).run(None, dict(values)))
+
+
+# -- shapes at chosen sizes --------------------------------------------------------------------------------------------
+
+
+class Shapes:
+    """The shapes of a main graph where symbolic dimensions of the inputs have the sizes `size_of(axis, name)`.
+
+    Exporters compute the shape operand of a Reshape from other shapes; evaluated at these sizes (`values`), it shows
+    which axis holds the tokens. onnx infers shapes one node at a time, from such operands; where it cannot, they are as
+    the file declares.
+    """
+
+    def __init__(self, view: GraphView, size_of: Callable[[int, str], int], read: Read) -> None:
+        self._view, self._symbols, self._found = view, {"": 1}, dict[str, Sizes]()
+        self.values = Constants(view, read, self.of)
+        for tensor in view.inputs:
+            shape = view.type_of(tensor).shape
+            dims = [dim or f"{tensor}[{axis}]" for axis, dim in enumerate(shape or ())]
+            for axis, dim in enumerate(dims):
+                if isinstance(dim, str):
+                    self._symbols.setdefault(dim, size_of(axis, dim))
+            if shape is not None:
+                self._found[tensor] = tuple(map(self._size, dims))
+        for node in view.nodes:
+            found = self._inferred(node) or [None] * len(node.output)
+            # Operands that do not fit at these sizes, such as a mask that broadcasts at batch 1 only.
+            wide = max((self.of(name) or () for name in node.input if node.op_type in BROADCAST), key=len, default=None)
+            for name, inferred in zip(node.output, found, strict=True):
+                stated = [sizes for sizes in (inferred, self.of(name), wide) if sizes is not None]
+                if stated:
+                    alike = zip(*(sizes for sizes in stated if len(sizes) == len(stated[0])), strict=True)
+                    self._found[name] = tuple(next((size for size in axis if size is not None), None) for axis in alike)
+
+    def of(self, tensor: str) -> Sizes | None:
+        """None where the rank is unknown."""
+        if tensor in self._found:
+            return self._found[tensor]
+        shape = self._view.type_of(tensor).shape
+        return None if shape is None else tuple(map(self._size, shape))
+
+    def _size(self, dim: Dim) -> int | None:
+        """The size of a dimension, which may be a sum of names, such as `past_sequence_length + 1`."""
+        if dim is None or isinstance(dim, int):
+            return dim
+        terms = {dim: 1} if dim in self._symbols else terms_of(dim)
+        known = terms.keys() <= self._symbols.keys()
+        return sum(count * self._symbols[name] for name, count in terms.items()) if known else None
+
+    def _inferred(self, node: onnx.NodeProto) -> list[Sizes | None] | None:
+        types, values = {}, {}
+        for name in filter(None, node.input):
+            elem_type, sizes = self._view.type_of(name).elem_type, self.of(name)
+            types[name] = onnx.helper.make_tensor_type_proto(elem_type or onnx.TensorProto.FLOAT, sizes)
+            integers = self.values.numbers(name) if elem_type in (onnx.TensorProto.INT64, 0) else None
+            if integers is not None:
+                array = np.asarray(integers, np.int64)
+                values[name] = onnx.numpy_helper.from_array(array.reshape(() if sizes == () else -1), name)
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._view.opsets.get("", 1), node.domain)
+            inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
+        except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on unusual nodes
+            return None
+        shapes = [type_of(inferred[name]).shape if name in inferred else None for name in node.output]
+        found = [
+            None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape) for shape in shapes
+        ]
+        entries = [prod(size or 0 for size in sizes or ()) for sizes in (found[0], *map(self.of, node.input[:1]))]
+        fits = entries[0] == entries[-1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]
+        return found if fits else None
 
 
 # -- the table of operators on float64: small constants, and activation regions on a grid ------------------------------
