@@ -20,7 +20,6 @@ import numpy as np
 
 from passes.programs.program import (
     FACTORED,
-    LARGEST_QUERY,
     MARGIN,
     Arithmetic,
     Array,
@@ -289,7 +288,7 @@ def needs_line(program: Program) -> bool:
 def _line_error(program: Program, line: Line, domain: float) -> float:
     """The largest |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain; M(g) is the multiple of self in h."""
     reach = min(domain, line.domain)
-    g = grid(min(domain, LARGEST_QUERY), program)
+    g = grid(domain, program)
     g = np.unique(np.append(g, [place for place in (line.lowest, reach, -reach) if abs(place) <= domain]))
     multiple, constant = program.mean(g)
     # Beyond its lowest g the line stays where it is.
