@@ -260,10 +260,8 @@ class Shapes:
             inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
         except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on unusual nodes
             return None
-        shapes = [type_of(inferred[name]).shape if name in inferred else None for name in node.output]
-        found = [
-            None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape) for shape in shapes
-        ]
+        shapes = (type_of(inferred[name]).shape if name in inferred else None for name in node.output)
+        found = [None if shape is None else tuple(map(self._size, shape)) for shape in shapes]
         entries = [prod(size or 0 for size in sizes or ()) for sizes in (found[0], *map(self.of, node.input[:1]))]
         fits = entries[0] == entries[-1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]
         return found if fits else None
