@@ -16,6 +16,7 @@ import numpy as np
 
 from passes.match.identify import Identified
 from passes.programs.program import FACTORED, MARGIN, Arithmetic, Array, BiasToken, Function, Head, Program, grid
+from rewriter.graph.view import LostError
 
 MAX_DEFAULT_ERROR = 1e-5  # over max(1, |f|)
 _MAX_FLOAT32_ROUNDING = 4.0  # in tolerances; a fit that rounds by more is evaluated in float64
@@ -43,14 +44,15 @@ def fitted(
     It uses float64 where float32's rounding would exceed the arithmetic's tolerance by far. `strict` requires that
     tolerance; otherwise `MAX_DEFAULT_ERROR` is enough where it cannot be reached. `quick` is as in `decide`.
     """
-    name = f"{named.activation.name}_fitted"
-    allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, MAX_DEFAULT_ERROR)
-    program = fit_function(
-        lambda y: named.activation.function(y, named.parameters), domain, arithmetic.tolerance, name, allowed
-    )
-    if isinstance(program, str):
-        return program
-    if program.rounding > _MAX_FLOAT32_ROUNDING * arithmetic.tolerance:
+    name, tolerance = f"{named.activation.name}_fitted", arithmetic.tolerance
+    allowed = tolerance if strict else max(tolerance, MAX_DEFAULT_ERROR)
+    try:
+        program = fit_function(
+            lambda y: named.activation.function(y, named.parameters), domain, tolerance, name, allowed
+        )
+    except LostError as lost:
+        return lost.miss.reason
+    if program.rounding > _MAX_FLOAT32_ROUNDING * tolerance:
         program = replace(program, double=True)
     if (error := program.max_error) > allowed:
         power = 10.0 ** math.floor(math.log10(error))
@@ -60,36 +62,32 @@ def fitted(
     made = activation.program_for((), arithmetic, gated=gated, quick=quick)
     if made is None:
         return f"its fit has several heads, which cannot become a gate; {_ADVICE}"
-    if made.max_error > max(allowed, _GATE_TOLERANCE * arithmetic.tolerance):
+    if made.max_error > max(allowed, _GATE_TOLERANCE * tolerance):
         return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_ADVICE}"
     return made
 
 
-def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
-    """The smallest program found for `f` on |y| <= reach within the tolerance, else the closest, or why there is none.
+def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program:
+    """The smallest program found for `f` on |y| <= reach within the tolerance, else the closest.
 
-    The closest must be within `MAX_FIT_ERROR`. The tolerance is in units of max(1, largest |f|), but at most the
-    absolute error `allowed`.
+    The tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`. Raises LostError where
+    the closest program is not within `MAX_FIT_ERROR`, or `f` is not finite, jumps or has too many kinks.
     """
     if not 0.0 < reach < math.inf:
-        return f"its domain |y| <= {reach:g} is not an interval; give --option domain=R"
+        raise LostError(f"its domain |y| <= {reach:g} is not an interval; give --option domain=R", name)
     y = np.linspace(-reach, reach, 20_001)
     values = _values(f, y)
     wrong = np.flatnonzero(~np.isfinite(values))
     if wrong.size:
-        return f"it is not finite at y = {y[wrong[0]]:.6g}; give --option domain=R without such points"
+        raise LostError(f"it is not finite at y = {y[wrong[0]]:.6g}; give --option domain=R without such points", name)
     # Kinks of the slope first: once their ramps are subtracted, second derivatives are finite and can be searched.
     corners = find_kinks(lambda points: _values(f, points), reach)
-    if isinstance(corners, str):
-        return corners
 
     def smooth(points: Array) -> Array:
         ramps = [jump * np.maximum(points - place, 0.0) for place, jump in corners]
         return np.asarray(_values(f, points) - sum(ramps, np.zeros_like(points)))
 
     cuts = find_kinks(smooth, reach, derivative=2)
-    if isinstance(cuts, str):
-        return cuts
     size = max(1.0, float(np.max(np.abs(values))))
     program = _smallest_head(smooth, reach, [place for place, _ in cuts], min(tolerance * size, allowed))
     # The ramp `jump max(y - place, 0)`, within 0.28 |jump| / 2^40.
@@ -107,8 +105,8 @@ def _values(f: Function, y: Array) -> Array:
         return np.asarray(f(y), dtype=np.float64)
 
 
-def _with_measured_error(f: Function, program: Program, reach: float, size: float) -> Program | str:
-    """The program with its measured error and rounding, or why it is useless."""
+def _with_measured_error(f: Function, program: Program, reach: float, size: float) -> Program:
+    """The program with its measured error and rounding. Raises LostError where it is useless."""
     y = np.linspace(-reach, reach, 200_001)
     signed = program.evaluate(y) - _values(f, y)
     # Between two points the error can exceed both by an eighth of its second difference, and around a kink by more.
@@ -119,7 +117,7 @@ def _with_measured_error(f: Function, program: Program, reach: float, size: floa
     rounding = max(_rounding(program, _single_points(reach, 100_001)), Program.rounding)
     if not error <= MAX_FIT_ERROR * size or not np.isfinite(rounding):
         off = f"error {error:.2g} on |y| <= {reach:.6g}, more than 1e-3 of the largest value {size:.3g}"
-        return f"the best head program found has {off}; give a narrower --option domain=R"
+        raise LostError(f"the best head program found has {off}; give a narrower --option domain=R", program.name)
     return replace(program, max_error=error, rounding=rounding, domain=reach, measured=True)
 
 
@@ -246,8 +244,8 @@ _MAX_KINKS = 8
 Kink = tuple[float, float]  # a point, and by how much a derivative (1 the slope, 2 the curvature) changes there
 
 
-def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Kink, ...] | str:
-    """The kinks of f on |y| <= reach from left to right, or why a sum of heads cannot approximate f."""
+def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Kink, ...]:
+    """The kinks of f on |y| <= reach from left to right. Raises LostError where heads cannot approximate f."""
     order = derivative + 1
     y = np.linspace(-reach, reach, _CELLS + 1)
     values, step = f(y), 2.0 * reach / _CELLS
@@ -259,17 +257,17 @@ def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Kink,
     for index in np.flatnonzero((bends > 3.0 * around) & (bends > 1e3 * noise)):
         near = kinks and y[index] < kinks[-1][0] + 4.0 * step
         found = None if near else _locate(f, float(y[index]), float(y[index + order]), order)
-        if isinstance(found, str):
-            return found
         kinks += [] if found is None else [found]
     if len(kinks) > _MAX_KINKS:
         first = f"{kinks[0][0]:.6g}"
-        return f"it has more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {first}"
+        raise LostError(
+            f"it has more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {first}", ""
+        )
     return tuple(kinks)
 
 
-def _locate(f: Function, low: float, high: float, order: int) -> Kink | str | None:
-    """The kink between two points, the description of a jump, or None where f is smooth."""
+def _locate(f: Function, low: float, high: float, order: int) -> Kink | None:
+    """The kink between two points; None where f is smooth. Raises LostError where f jumps."""
     left, right = low, high
     for _ in range(10 if order == 2 else 6):
         quarter = (right - left) / 4.0
@@ -280,7 +278,7 @@ def _locate(f: Function, low: float, high: float, order: int) -> Kink | str | No
     ratio = abs(_difference(f, left, right, order)) / max(abs(_difference(f, low, high, order)), 1e-300)
     # With step h an n-th difference is of order h^n where f is smooth, h^(n-1) at a kink, and 1 at a jump.
     if ratio > 0.2 * shrunk ** (order - 2) and order == 2:
-        return f"it jumps near y = {left:.6g}, and a sum of heads is continuous"
+        raise LostError(f"it jumps near y = {left:.6g}, and a sum of heads is continuous", "")
     if ratio < 0.2 * shrunk ** (order - 1):
         return None
     middle = (left + right) / 2.0

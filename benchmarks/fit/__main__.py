@@ -30,6 +30,7 @@ from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
 from passes.fit import fit_function
 from passes.programs.program import Array, Program, fitted_programs
+from rewriter.graph.view import LostError
 
 Function = Callable[[Array], Array]
 
@@ -151,10 +152,10 @@ def _by_tolerance(name: str, f: Function, domain: tuple[float, float] | None, to
     if domain is None:
         raise click.ClickException("give --domain LO HI, or --keys for a fit over all reals")
     reach = max(abs(end) for end in domain)
-    found = fit_function(f, reach, tolerance, f"{name.replace(':', '_')}_{reach:g}")
-    if isinstance(found, str):
-        raise click.ClickException(found)
-    return float32.on_grid(found)
+    try:
+        return float32.on_grid(fit_function(f, reach, tolerance, f"{name.replace(':', '_')}_{reach:g}"))
+    except LostError as lost:
+        raise click.ClickException(lost.miss.reason) from lost
 
 
 def _improves(made: table.Made) -> bool:

@@ -1,6 +1,7 @@
 """Fits at run time: the accuracy they reach, what they state, what they refuse."""
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 
 from benchmarks.fit import float32
 from passes.fit import find_kinks, fit_function
-from passes.programs.program import Array, Function, Program
+from passes.programs.program import Array, Function
+from rewriter.graph.view import LostError
 
 CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
     # function, error reached over max(1, |f|), heads
@@ -33,7 +35,6 @@ CASES: dict[str, tuple[Callable[[Array], Array], float, int]] = {
 def test_stated_error_holds(name: str) -> None:
     f, reached, heads = CASES[name]
     program = fit_function(f, 6.0, 1e-6, name)
-    assert isinstance(program, Program), program
     assert len(program.heads) <= heads
     assert program.domain == 6.0
     rng = np.random.default_rng(3)
@@ -56,7 +57,6 @@ def test_the_stated_error_holds_around_a_kink() -> None:
         return np.where(x > 0.0, x, 0.1 * np.expm1(np.minimum(x, 0.0) / 0.1))
 
     program = fit_function(f, 192.0, 1.2e-7, "f")
-    assert isinstance(program, Program)
     assert np.max(np.abs(program.evaluate(y) - f(y))) <= program.max_error
 
 
@@ -78,9 +78,8 @@ def test_a_fit_is_repeatable() -> None:
     ],
 )
 def test_refusals(f: Callable[[Array], Array], reach: float, reason: str) -> None:
-    found = fit_function(f, reach, 1e-6, "f")
-    assert isinstance(found, str)
-    assert reason in found
+    with pytest.raises(LostError, match=re.escape(reason)):
+        fit_function(f, reach, 1e-6, "f")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,6 @@ def test_kinks_are_found_where_they_are(
     f: Function, smooth: Function, derivative: int, place: float, jump: float
 ) -> None:
     kinks = find_kinks(f, 4.0, derivative=derivative)
-    assert isinstance(kinks, tuple)
     assert [found for found, _ in kinks] == [place]
     assert kinks[0][1] == pytest.approx(jump, rel={1: 1e-5, 2: 1e-2}[derivative])
     assert find_kinks(smooth, 4.0, derivative=derivative) == ()
