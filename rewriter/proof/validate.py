@@ -204,9 +204,7 @@ class Judge:
         # What is certified needs few inputs, except for pre-activations in a domain: small models run on all of them.
         wide, few = self.original.size <= CHEAP, certificate.certified and (self._by_blocks or not watched)
         options: dict[str, Any] = {"most": self.longest, "by_blocks": self._by_blocks, "progress": self.progress}
-        before = run_accepted(
-            old, (*ways, *again), self.settings, few=few, wide=wide, what="the original", **options
-        )
+        before = run_accepted(old, (*ways, *again), self.settings, few=few, wide=wide, what="the original", **options)
         path, reached = self.original.path, dict[str, float]()
         if watched:
             options["what"] = "the original, pre-activations"
