@@ -18,7 +18,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -201,7 +201,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
 
     def made(*, fold_ln: bool = False, wide: bool = True) -> HeadIndex:
         builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
-        tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
+        tensors = {name: tensor for each in named for name, tensor in builder.of(each).items()}
         kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
         added: Mapping[str, Write] = {}
         for output in plan.model.graph.output:
@@ -242,21 +242,16 @@ class _Builder:
         self._packed = {node.input[1]: node for node in tracer.view.nodes if key_of(node) == PACKED}
         self.missed: list[Miss] = []
 
-    def of(self, named: Named) -> list[tuple[str, HeadTensor]]:
-        kind: Literal["", "attention"] = "attention" if isinstance(named.sublayer, Attention) else ""
-        with noting(self.missed, named.name, named.module, kind):
-            return list(self._tensors(named))
-        return []
-
-    def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:
-        own = named.sublayer
-        found = dict(self._attention(own) if isinstance(own, Attention) else self._neurons(own))
-        norm, known = norm_apart(self._view, self._constants, own.data), self._norms.setdefault(named.layer, set())
-        if found and norm is not None and not self._fold and norm.output not in known:
-            known.add(norm.output)
-            yield from self._scales(f"{named.layer}.ln{len(known)}", norm)
-        for name, tensor in found.items():
-            yield f"{named.name}.{name}", tensor
+    def of(self, named: Named) -> dict[str, HeadTensor]:
+        own, found = named.sublayer, dict[str, HeadTensor]()
+        with noting(self.missed, named.name, named.module, "attention" if isinstance(own, Attention) else ""):
+            tensors = dict(self._attention(own) if isinstance(own, Attention) else self._neurons(own))
+            norm, known = norm_apart(self._view, self._constants, own.data), self._norms.setdefault(named.layer, set())
+            if tensors and norm is not None and not self._fold and norm.output not in known:
+                known.add(norm.output)
+                found |= dict(self._scales(f"{named.layer}.ln{len(known)}", norm))
+            found |= {f"{named.name}.{name}": tensor for name, tensor in tensors.items()}
+        return found
 
     def ends(
         self, sublayers: Sequence[Named], added: Mapping[str, Write], output: str

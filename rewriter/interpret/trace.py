@@ -1,13 +1,13 @@
 """Trace tensors back to linear operators by evaluation at small sizes.
 
-Between a linear operator and a product, nodes only move, scale and add entries. Three evaluations, with the operator's
-output replaced by zeros, by ones and by 1, 2, 3, ..., show the source of each entry, its factor and what is added.
+Between a linear operator and a product, nodes only move, scale and add entries. Evaluations with the operator's output
+replaced by ones, by 1, 2, 3, ... and by zeros show the factor of each entry, its source and what is added.
 So splitting, transposing or repeating heads is recognised by its effect. Rotary embeddings rotate by an angle of 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -27,8 +27,7 @@ from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.edit import extract, upstream
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label, needed
-from rewriter.graph.walk import is_external, reads
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label, needed
 from rewriter.inputs.cases import Maker
 
 Shape = tuple[int, ...]
@@ -159,6 +158,8 @@ class _Small(Evaluator):
             if value.shape[value.ndim - row.ndim :] == row.shape:
                 value = Value(np.broadcast_to(row.astype(np.float64), value.shape))
                 environment[name] = value
+        if self.replaced:  # values of a probe are not kept
+            return
         entries = value.entries if isinstance(value, Value) else value
         if entries.size and (not any(entries.strides) or (entries == entries.flat[0]).all()):
             self.values[name] = np.broadcast_to(entries.flat[0], entries.shape)
@@ -186,7 +187,6 @@ class Tracer:
             if each is not None and self.widths.get(name):
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
-        self._found, self._numbers = dict[tuple[int, int], Array](), dict[Hashable, int]()
         self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto, views=known))
 
     @cached_property
@@ -280,61 +280,26 @@ class Tracer:
         entries = np.arange(1.0, prod(self.shape(source)) + 1).reshape(self.shape(source))
         held = tuple(name for name in names if name in self.constants)
         nothing = {name: np.zeros(self.constants.shape(name) or ()) for name in held}
-        probes = {source: entries * 0.0}, {source: np.ones_like(entries), **nothing}, {source: entries, **nothing}
-        added, factor, numbers = self._values(tensor, path, probes)
+        probes = [{source: np.ones_like(entries), **nothing}, {source: entries, **nothing}]
+        probes += [{source: np.zeros_like(entries)}] if held else []
+        factor, numbers, *constant = self._values(tensor, path, probes)
         index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
+        added = constant[0] if held else np.zeros_like(factor)
         return Traced(source, index, factor, added, held, any(path.values()))
 
     def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
         """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
         case = self._case(0)
         known = frozenset(case.values).difference(path)
-        part = upstream(self._light, known.union(self.widths, probes[0]) - {tensor}, [tensor])
-        nodes = [self._light.nodes[place] for place in part.nodes]
+        part = upstream(self._light, known.union(self.widths, *probes), [tensor])
         made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
-        numbers = dict[str, int]()
-        for place, probe in enumerate(probes):
-            if tensor in probe:
-                yield probe[tensor]
-                continue
-            if not place or len(probe) > len(probes[place - 1]):
-                numbers = self._numbered(nodes, made, probe)
-            key = place, numbers[tensor]
-            if key not in self._found:
-                feeds = {name: each for name, each in made.items() if name not in probe}
-                found = _Small(self, case.program, feeds, probe)
-                found.evaluate(nodes)
-                if tensor in found.lost:
-                    raise found.lost[tensor]
-                value = found.environment[tensor]
-                self._found[key] = np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
-            yield self._found[key]
-
-    def _numbered(
-        self, nodes: Sequence[onnx.NodeProto], made: Mapping[str, Array], probe: Mapping[str, Array]
-    ) -> dict[str, int]:
-        """Tensor to a number, equal where equal nodes read equal entries, as in all layers; probes count by shapes."""
-        found = {"": 0}
-
-        def note(name: str, *what: Hashable) -> None:
-            if name not in found:
-                found[name] = self._numbers.setdefault(what, len(self._numbers) + 1)
-
-        for name, array in probe.items():
-            note(name, array.shape)
-        for name, array in made.items():
-            entries = array if any(array.strides) else array.flat[:1]
-            note(name, str(array.dtype), array.shape, entries.tobytes())
-        for node in nodes:
-            names = reads(node)
-            for held in (self.view.initializers[name] for name in names if name not in found):
-                data = "" if is_external(held) or prod(held.dims) > _MAX_FACTOR else held.raw_data
-                note(held.name, held.data_type, *held.dims, data or held.name)
-            operands = [found[name] for name in (*node.input, "", *names)]
-            attributes = [each.SerializeToString() for each in node.attribute]
-            for place, name in enumerate(node.output):
-                note(name, place, self.is_wave(name), *key_of(node), *operands, *attributes)
-        return found
+        for probe in probes:
+            found = _Small(self, case.program, {name: each for name, each in made.items() if name not in probe}, probe)
+            found.evaluate(self._light.nodes[place] for place in part.nodes if tensor not in probe)
+            if tensor in found.lost:
+                raise found.lost[tensor]
+            value = found.environment[tensor]
+            yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
     def norm(self, tensor: str) -> Norm | None:
         """The normalisation whose output a tensor is."""
