@@ -8,7 +8,7 @@ So splitting, transposing or repeating heads is recognised by its effect. Rotary
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from math import prod
@@ -24,16 +24,16 @@ from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
-from rewriter.files.load import LoadedModel
+from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.edit import extract, upstream
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label, needed
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
 from rewriter.inputs.cases import Maker
 
 Shape = tuple[int, ...]
 Indices = NDArray[np.int64]
 _MAX_DEPTH = 64  # of a chain of nodes
-_CASES = (2, 3, 7), (3, 5, 11)  # batch, tokens, past; a batch of 1 would look like a broadcast axis
+_SIZES = 2, 3, 7  # batch, tokens, past; a batch of 1 would look like a broadcast axis
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
 _MAX_FACTOR = 2**12  # entries of a tensor that may be a factor
 _MAX_TABLE = 2**24  # entries of a table that is read: those of larger ones, as of embeddings, count as 0
@@ -175,6 +175,7 @@ class Tracer:
         self.view = view = views[0]
         self.constants, known = Constants(view), views if model is source.proto and not model.functions else ()
         self._model = replace(source, proto=model)
+        self._fixed_values = Constants(view, partial(read_tensor, self._model), self._sizes)
         tables = [each for each in view.initializers.values() if prod(each.dims) > _MAX_TABLE and each.data_type == 1]
         self.tables = {each.name: Value(np.broadcast_to(0.0, each.dims)) for each in tables}
         self.operator = cache(partial(made_linearly, view, self.constants))
@@ -187,7 +188,7 @@ class Tracer:
             if each is not None and self.widths.get(name):
                 nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
         self._light = replace(view, nodes=tuple(nodes))
-        self._case, self.maker = cache(self._evaluated), cache(lambda: Maker(source.proto, views=known))
+        self.maker = cache(lambda: Maker(source.proto, views=known))
 
     @cached_property
     def readers(self) -> dict[str, LinearOperator]:
@@ -195,9 +196,10 @@ class Tracer:
         made = [each for each in map(self.operator, self.widths) if each is not None]
         return {name: each for each in reversed(made) for name in self.view.back(each.data, REARRANGED)}
 
-    def _evaluated(self, number: int) -> _Small:
-        """The whole graph in a small case; in a second one what the values of inputs do not decide."""
-        feeds, (batch, tokens, past) = dict[str, Array](), _CASES[number]
+    @cached_property
+    def _case(self) -> _Small:
+        """The whole graph in a small case."""
+        feeds, (batch, tokens, past) = dict[str, Array](), _SIZES
         try:
             maker = self.maker()
             feeds |= maker.case((batch, tokens, past if maker.cached else 0)).feeds
@@ -209,22 +211,19 @@ class Tracer:
                     made = 2 * len(sizes) + tokens if axis else batch
                     shape.append(dim if isinstance(dim, int) else sizes.setdefault(dim or f"{name}[{axis}]", made))
                 feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        if number:
-            first = self._case(0)
-            ends = [name for name in first.values if name not in self.constants and name not in first.decided]
-            nodes = [node for node, _ in first.program.nodes(first.program.graph)]
-            found = _Small(self, first.program, feeds, {})
-            found.evaluate(nodes[place] for place in needed(nodes, ends))
-            return found
         part = extract(self._model.proto, self._light, upstream(self._light, frozenset(), self.view.outputs))
         found = _Small(self, Program(replace(self._model, proto=part)), feeds, {})
         for _ in found.steps():
             pass
         return found
 
+    def _sizes(self, tensor: str) -> list[int | None] | None:
+        shape = self.view.type_of(tensor).shape
+        return None if shape is None else [dim if isinstance(dim, int) else None for dim in shape]
+
     def shape(self, tensor: str) -> Shape:
         """The shape of a tensor in the small case. Raises LostError."""
-        case = self._case(0)
+        case = self._case
         if tensor not in case.shapes:
             raise case.lost.get(tensor) or LostError("the shape of its output is not known", tensor)
         return case.shapes[tensor]
@@ -239,17 +238,11 @@ class Tracer:
         return None
 
     def _fixed(self, tensor: str) -> Array | None:
-        """The value of a small tensor that is the same for all inputs; else None."""
-        found, constant = [], tensor in self.constants
-        for number in (0,) if constant else (0, 1):
-            case = self._case(number)
-            held = tensor in self.view.initializers and tensor not in self.view.overridable
-            value = case.program.weights(case.program.graph)[tensor] if held else case.values.get(tensor)
-            if value is None or value.dtype.kind in "OUS" or (tensor in case.decided and not constant):
-                return None
-            found.append(np.asarray(value, dtype=np.float64))
-        fixed = np.isfinite(found[0]).all() and all(np.array_equal(found[0], each) for each in found[1:])
-        return found[0] if fixed else None
+        """The value of a tensor that is the same for all inputs; else None."""
+        with suppress(Exception):  # onnx's evaluator raises any exception
+            value = np.asarray(self._fixed_values.of(tensor, wide=True), dtype=np.float64)
+            return value if np.isfinite(value).all() else None
+        return None
 
     def _is_wave(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
@@ -260,7 +253,7 @@ class Tracer:
 
     def _turns(self, tensor: str) -> bool:
         """Whether all entries of a tensor are moved and scaled cosines, or sines: 1 or 0 for the angle 0."""
-        case = self._case(0)
+        case = self._case
         ends = list(self.view.back(tensor, _MOVES - {*_ROWS} | {"Concat", "Mul"}))
         waves, value = [name for name in ends if self.is_wave(name)], case.values.get(tensor)
         if not waves or value is None or any(name in case.decided for name in ends if name not in waves):
@@ -289,7 +282,7 @@ class Tracer:
 
     def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
         """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
-        case = self._case(0)
+        case = self._case
         known = frozenset(case.values).difference(path)
         part = upstream(self._light, known.union(self.widths, *probes), [tensor])
         made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
