@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -154,18 +155,15 @@ def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
 
 def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) -> tuple[str, ...]:
     """`{layer}_{index}_{token}`, "E" for embeddings; a layer begins with neurons, then heads, then the rest."""
-    starts: dict[str, tuple[str, int]] = {}
-    left = dict.fromkeys(node.name for node in nodes if node.kind in ("rest", "bias"))
-    for number, sublayers in enumerate(index.layers.values()):
-        start = 0
-        for each in sorted(sublayers, key=lambda one: not isinstance(one.sublayer, NeuronHeads)):
-            starts[each.name] = (str(number), start)
-            start += each.sublayer.count
-        own = [name for name in left if any(name.startswith(f"{each.name}.") for each in sublayers)]
-        starts.update({name: (str(number), place) for place, name in enumerate(own, start)})
-    last = len(index.layers)
-    starts.update({name: (str(last), place) for place, name in enumerate(each for each in left if each not in starts)})
-    starts["logit"] = (str(last + 1), 0)
+    starts = {"logit": (len(index.layers) + 1, 0)}
+    left = [*dict.fromkeys(node.name for node in nodes if node.kind in ("rest", "bias"))]
+    for number, sublayers in enumerate([*index.layers.values(), ()]):
+        ordered = sorted(sublayers, key=lambda each: not isinstance(each.sublayer, NeuronHeads))
+        counts = {each.name: each.sublayer.count for each in ordered}
+        prefixes = tuple(f"{name}." for name in counts)
+        counts |= {name: 1 for name in left if name not in starts and (not sublayers or name.startswith(prefixes))}
+        places = accumulate(counts.values(), initial=0)
+        starts |= {name: (number, place) for name, place in zip(counts, places, strict=False)}
     begun = ((each, ("E", tokens[each.token]) if each.kind == "embedding" else starts[each.name]) for each in nodes)
     return tuple(f"{layer}_{start + node.index}_{node.token}" for node, (layer, start) in begun)
 

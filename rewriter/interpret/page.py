@@ -128,17 +128,16 @@ def _recorded(index: HeadIndex, case: Case) -> tuple[dict[str, Array], dict[str,
     """(patterns [heads, dest, src] or [tokens, heads, 1 + m], activations [tokens, members])."""
     hooks = {name: hook for name, hook in hooks_of(index).items() if name.endswith((".hook_pattern", ".hook_z"))}
     (found,) = recorded(index, [case], hooks)
-    patterns = {each.name: found[f"{each.name}.hook_pattern"][0] for each in index.sublayers}
-    return patterns, {each.name: _activations(index, each, found[f"{each.name}.hook_z"][0]) for each in index.sublayers}
-
-
-def _activations(index: HeadIndex, named: Named, z: Array) -> Array:
-    """[tokens, members] of z [tokens, heads, d_head]: a neuron's output along its row of W2, a head's norm."""
-    z = z.astype(np.float64)
-    if isinstance(named.sublayer, NeuronHeads):
-        factors = np.array([group.factor for group in named.sublayer.groups])
-        return np.asarray(np.einsum("tgn,g->tn", z.reshape(len(z), len(factors), -1), factors))
-    return np.asarray(np.linalg.norm(np.einsum("thk,hkd->thd", z, index[f"{named.name}.W_O"]), axis=-1))
+    patterns, activations = dict[str, Array](), dict[str, Array]()
+    for each in index.sublayers:
+        patterns[each.name], z = found[f"{each.name}.hook_pattern"][0], found[f"{each.name}.hook_z"][0]
+        if isinstance(each.sublayer, NeuronHeads):  # along its row of W2
+            factors = np.array([group.factor for group in each.sublayer.groups], np.float64)
+            activations[each.name] = np.einsum("tgn,g->tn", z.reshape(len(z), len(factors), -1), factors)
+        else:  # the norm of what a head writes
+            written = np.einsum("thk,hkd->thd", z.astype(np.float64), index[f"{each.name}.W_O"])
+            activations[each.name] = np.linalg.norm(written, axis=-1)
+    return patterns, activations
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
