@@ -372,8 +372,7 @@ class FrozenRun:
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """The tokenizer's text of output entries; empty if they are not its tokens."""
-        words = tuple(self.given.entry(number, self.values[self._output].shape[-1]) for number in numbers)
-        return words if all(words) else ()
+        return self.given.entries(numbers, self.values[self._output].shape[-1])
 
     def entries(self, position: int) -> Array:
         made = self.values[self._output][0]

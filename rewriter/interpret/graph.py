@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -230,16 +230,11 @@ class Members:
     step: AttentionStep | NeuronStep
     places: Array  # [T, members], the node of each; a sublayer's nodes follow on each other by token
     weights: Array  # [T, members, K], the weight of each written number in its node's activation
+    at: Sequence[slice]  # token to its nodes, counted from the sublayer's first
 
     @cached_property
     def nodes(self) -> Array:
         return np.arange(self.places.min(), self.places.max() + 1)
-
-    @cached_property
-    def at(self) -> list[slice]:
-        """Token to its nodes."""
-        first, last = (each.tolist() for each in (self.places.min(axis=1), self.places.max(axis=1) + 1))
-        return [slice(a - self.nodes[0], b - self.nodes[0]) for a, b in zip(first, last, strict=True)]
 
     def by_node(self, values: Array) -> Array:
         """[N, members * K]: numbers [T, members, K] of each node's members, and zeros."""
@@ -263,7 +258,7 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
     for name, (step, at) in gradients.items():
         neurons, effects = isinstance(step, NeuronStep), (at * step.written).sum(axis=-1)
         own, chosen = chosen[: effects.size].reshape(effects.shape), chosen[effects.size :]
-        places = np.zeros(effects.shape, np.int64)
+        places, starts = np.zeros(effects.shape, np.int64), [len(nodes)]
         for token, row in enumerate(own):
             if not row.all():
                 places[token] = len(nodes)
@@ -274,7 +269,9 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
                 if neurons:
                     kind, activation, gradient = "neuron", step.written[token, number, 0], at[token, number, 0]
                 nodes.append(GraphNode(kind, name, number, token, float(activation), float(gradient)))
-        found[name] = Members(step, places, np.where(own[..., None], 1.0, at) if neurons else at)
+            starts.append(len(nodes))
+        spans = [slice(start - starts[0], stop - starts[0]) for start, stop in pairwise(starts)]
+        found[name] = Members(step, places, np.where(own[..., None], 1.0, at) if neurons else at, spans)
     return found
 
 

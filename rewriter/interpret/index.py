@@ -36,7 +36,7 @@ from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, wi
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.inputs.cases import Maker
-from rewriter.interpret.original import Attention, HeadColumns, find_attention, may_attend
+from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Embedding, Write, chain_to, embedded, positions_of, without_bias_rows, writes
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_apart, norm_before, noting
@@ -194,7 +194,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         Miss("attention in a body is not indexed", f"{each.where}/{label(node)}", "attention")
         for each in plan.views[1:]
         for place, node in enumerate(each.nodes)
-        if may_attend(node) and place not in plan.recognised.nodes(each)
+        if re.fullmatch("Softmax|.*Attention", node.op_type) and place not in plan.recognised.nodes(each)
     ]
     named = named_sublayers(view, attention, neurons)
     notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]

@@ -175,11 +175,6 @@ class Attention:
     count = heads  # of members
 
 
-def may_attend(node: onnx.NodeProto) -> bool:
-    """Whether a node is, or is a part of, attention."""
-    return node.op_type == "Softmax" or node.op_type.endswith("Attention")
-
-
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
     """All attention sublayers in order, except the nodes `made` by this tool, and the ones that are not understood."""
     found: list[Attention] = []

@@ -434,18 +434,15 @@ def directions(index: HeadIndex, named: Named, chosen: Sequence[int]) -> dict[st
             image = (ours @ (vectors[:, None] @ theirs).swapaxes(1, 2))[..., 0]
             found[side] = each.data, _unit(image), shares
         else:
-            found[side] = each.data, *_leading(each.make(chosen))
+            factors = each.make(chosen)
+            if factors.shape[1] == 1:
+                found[side] = each.data, factors[:, 0], np.ones(len(factors))
+                continue
+            # The first right singular vectors.
+            values, vectors = np.linalg.eigh((factors @ np.swapaxes(factors, -1, -2)).astype(np.float64))
+            leading = np.einsum("mr,mrd->md", vectors[..., -1].astype(factors.dtype), factors)
+            found[side] = each.data, _unit(leading), np.maximum(values[..., -1], 0.0)
     return found
-
-
-def _leading(factors: Array) -> tuple[Array, Array]:
-    """(first right singular vectors [members, d_model], their shares) of factors [members, rank, d_model]."""
-    if factors.shape[1] == 1:
-        return factors[:, 0], np.ones(len(factors))
-    gram = factors @ np.swapaxes(factors, -1, -2)
-    values, vectors = np.linalg.eigh(gram.astype(np.float64))
-    leading = np.einsum("mr,mrd->md", vectors[..., -1].astype(factors.dtype), factors)
-    return _unit(leading), np.maximum(values[..., -1], 0.0)
 
 
 def _unit(vectors: Array) -> Array:

@@ -252,11 +252,12 @@ class GivenCases:
             raise UsageError(f"this takes one case, and there are {len(self.cases)}")
         return self.cases[0]
 
-    def entry(self, number: int, count: int) -> str:
-        """The tokenizer's text of entry `number` of an output with `count` entries; empty if these are not tokens."""
-        number %= count
+    def entries(self, numbers: Sequence[int], count: int) -> tuple[str, ...]:
+        """The tokenizer's text of entries of an output with `count` entries; empty if these are not its tokens."""
         known = 0 if self.tokenizer is None else self.tokenizer.get_vocab_size()
-        return spelling(self.tokenizer, number) if number < known <= count else ""
+        tokens = [number % count for number in numbers if number % count < known <= count]
+        words = tuple(spelling(self.tokenizer, token) for token in tokens)
+        return words if len(words) == len(numbers) and all(words) else ()
 
 
 def cases_of(of: HeadIndex | onnx.ModelProto, inputs: InputsOrText | GivenCases) -> GivenCases:

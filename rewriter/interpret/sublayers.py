@@ -8,6 +8,7 @@ the module path that the exporter left. A model with an encoder and a decoder ha
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -174,13 +175,7 @@ def named_sublayers(
 
 def _by_path(modules: Sequence[tuple[str, Sublayer]]) -> list[tuple[str, int]] | None:
     """(stack, layer) of each sublayer by its path; None where a path has no number."""
-    places: list[tuple[str, str]] = []
-    for path, _ in modules:
-        parts = path.split(".")
-        number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
-        if number is None:
-            return None
-        places.append((".".join(parts[:number]), parts[number]))
-    known = list(dict.fromkeys(places))
-    layers = {stack: [number for each, number in known if each == stack] for stack, _ in known}
-    return [(stack, layers[stack].index(layer)) for stack, layer in places]
+    found = [re.match(r"(?:(.*?)\.)?(\d+)(?:\.|$)", path) for path, _ in modules]
+    places = [(each[1] or "", each[2]) for each in found if each]
+    layers = {stack: list(dict.fromkeys(number for each, number in places if each == stack)) for stack, _ in places}
+    return [(stack, layers[stack].index(layer)) for stack, layer in places] if all(found) else None

@@ -86,9 +86,9 @@ def test_padding_and_truncation_of_the_file_do_not_count(tmp_path: Path) -> None
 def test_spellings() -> None:
     found = cases_of(looks_up("int64[b, s] input_ids"), Text("\u200bx", tokenizer()))
     assert found.spelled == (("\N{REPLACEMENT CHARACTER}x",),)
-    assert [found.entry(number, 6) for number in (5, -1, 2)] == ["a\\tb", "a\\tb", "cat"]
-    assert found.entry(2, 4) == "", "an output with fewer entries than the tokenizer has tokens is about something else"
-    assert found.entry(7, 8) == ""
+    assert found.entries((5, -1, 2), 6) == ("a\\tb", "a\\tb", "cat")
+    assert found.entries([2], 4) == (), "an output with fewer entries than the tokenizer has tokens is something else"
+    assert found.entries([2, 7], 8) == ()
 
 
 def test_bytes_that_are_no_characters_have_the_tokenizers_name() -> None:
