@@ -136,13 +136,16 @@ class Best:
         if not larger.size:
             return
         row, column = np.divmod(larger, scores.shape[1])
-        changed = np.unique(row)
-        every = np.concatenate([np.repeat(changed, k), row])
-        found = np.concatenate([self.scores[rows[changed]].reshape(-1), scores[row, column]])
-        places = np.concatenate([self.places[rows[changed]].reshape(-1), columns[column]])
-        order = np.lexsort((-found, every))
-        best = order[np.searchsorted(every[order], changed)[:, None] + np.arange(k)]
-        self.scores[rows[changed]], self.places[rows[changed]] = found[best], places[best]
+        starts = np.searchsorted(row, np.arange(len(rows) + 1))
+        at = k + np.arange(len(row)) - starts[row]
+        wide = np.zeros((len(rows), k + int(np.diff(starts).max())), scores.dtype)
+        places = np.full(wide.shape, -1)
+        wide[:, :k], places[:, :k] = self.scores[rows], self.places[rows]
+        wide[row, at], places[row, at] = scores[row, column], columns[column]
+        best = np.argpartition(wide, -k, axis=1)[:, -k:]
+        wide, places = (np.take_along_axis(each, best, axis=1) for each in (wide, places))
+        order = np.argsort(-wide, axis=1, kind="stable")
+        self.scores[rows], self.places[rows] = (np.take_along_axis(each, order, axis=1) for each in (wide, places))
 
     def row(self, place: int) -> list[tuple[int, float]]:
         pairs = zip(self.places[place].tolist(), self.scores[place].tolist(), strict=True)
