@@ -7,7 +7,8 @@ So splitting, transposing or repeating heads is recognised by its effect. Rotary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -25,7 +26,7 @@ from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.constants import UNFIT, Constants
+from rewriter.graph.constants import UNFIT, Constants, outputs
 from rewriter.graph.edit import extract, upstream
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
 from rewriter.inputs.cases import Maker
@@ -76,11 +77,8 @@ class Traced:
 class _Small(Evaluator):
     """An evaluation that reads no matrix and rotates nothing, and notes why tensors are missing."""
 
-    def __init__(
-        self, tracer: Tracer, program: Program, feeds: Mapping[str, Array], given: Mapping[str, Array]
-    ) -> None:
-        """`given`: entries that replace those of some tensors."""
-        super().__init__(program, Floats(), feeds, replaced={name: Value(each) for name, each in given.items()})
+    def __init__(self, tracer: Tracer, program: Program, feeds: Mapping[str, Array]) -> None:
+        super().__init__(program, Floats(), feeds)
         self.environment.update(tracer.tables)
         self.decided |= feeds.keys()
         self.shapes: dict[str, Shape] = {name: array.shape for name, array in feeds.items()}
@@ -90,15 +88,6 @@ class _Small(Evaluator):
         declared = ((tracer.view.type_of(name).shape or (), array.shape) for name, array in feeds.items())
         sizes = (pair for each in declared for pair in zip(*each, strict=False))
         self._symbols = {dim: size for dim, size in sizes if isinstance(dim, str)}
-
-    def evaluate(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Evaluate some nodes of the program; `feeds` are what they read."""
-        for name, array in self.feeds.items():
-            self._feed(name, array)
-        self.environment.update(self.replaced)
-        with np.errstate(all="ignore"):
-            for node in nodes:
-                self.node(node, self.environment)
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         name, missing = node.output[0], [self.lost[each] for each in node.input if each in self.lost]
@@ -113,7 +102,7 @@ class _Small(Evaluator):
             self.decided.add(name)
             self.computed(node, name, environment)
         except (Unsupported, ValueError, LostError) as error:
-            shape = None if self.replaced else self._declared(node)
+            shape = self._declared(node)
             if shape is not None and prod(shape) <= MAX_ENTRIES:
                 environment[name], self.shapes[name] = Value(np.broadcast_to(0.0, shape)), shape
                 return
@@ -158,8 +147,6 @@ class _Small(Evaluator):
             if value.shape[value.ndim - row.ndim :] == row.shape:
                 value = Value(np.broadcast_to(row.astype(np.float64), value.shape))
                 environment[name] = value
-        if self.replaced:  # values of a probe are not kept
-            return
         entries = value.entries if isinstance(value, Value) else value
         if entries.size and (not any(entries.strides) or (entries == entries.flat[0]).all()):
             self.values[name] = np.broadcast_to(entries.flat[0], entries.shape)
@@ -212,7 +199,7 @@ class Tracer:
                     shape.append(dim if isinstance(dim, int) else sizes.setdefault(dim or f"{name}[{axis}]", made))
                 feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
         part = extract(self._model.proto, self._light, upstream(self._light, frozenset(), self.view.outputs))
-        found = _Small(self, Program(replace(self._model, proto=part)), feeds, {})
+        found = _Small(self, Program(replace(self._model, proto=part)), feeds)
         for _ in found.steps():
             pass
         return found
@@ -282,16 +269,22 @@ class Tracer:
 
     def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
         """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
+        self.shape(tensor)  # it may be lost
         case = self._case
         known = frozenset(case.values).difference(path)
         part = upstream(self._light, known.union(self.widths, *probes), [tensor])
         made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
         for probe in probes:
-            found = _Small(self, case.program, {name: each for name, each in made.items() if name not in probe}, probe)
-            found.evaluate(self._light.nodes[place] for place in part.nodes if tensor not in probe)
-            if tensor in found.lost:
-                raise found.lost[tensor]
-            value = found.environment[tensor]
+            given = {name: Value(each) if is_float(each) else each for name, each in {**made, **probe}.items()}
+            values = ChainMap[str, Any](given, {"": None}, case.program.weights(case.program.graph))
+            for node in (self._light.nodes[place] for place in part.nodes if tensor not in probe):
+                try:
+                    operands = [values[name] for name in node.input]
+                    turned = node.op_type == "RotaryEmbedding"
+                    given |= zip(node.output, operands[:1] if turned else outputs(node, operands), strict=False)
+                except (*UNFIT, Unsupported) as error:
+                    raise LostError("its nodes do not fit together", label(node)) from error
+            value = values[tensor]
             yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
     def norm(self, tensor: str) -> Norm | None:
