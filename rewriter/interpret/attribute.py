@@ -1,13 +1,9 @@
-"""`attribute`: a logit as a sum over heads, neurons, tokens and biases (docs/heads.md#what-a-logit-is-made-of).
+"""`attribute`: a logit as a sum over heads, neurons, tokens and biases, `direct` and along all `paths`.
 
-There are two sums. `direct` is over heads, neurons, biases and the embedding: what each writes to the stream along the
-logit's direction, with the last normalisation's denominator frozen. `paths` is over tokens and constants, along all
-paths, with the patterns of original heads, denominators and gates frozen.
-
-The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), whatever the head program; f(0) is the part of
-the bias tokens. Half of h(g) u is attributed to the inputs of g and half to those of u (RelP's rule for products,
-Jafari et al., 2025); h(0) u goes to u alone. Then every sublayer is affine in the residual stream: `Step`s carry the
-gradient of the logit from its end to its beginning. Shapes: T tokens, D = d_model, of one sequence.
+docs/heads.md#what-contributes-to-a-logit defines both sums and the gates of neurons. Half of h(g) u is attributed to
+the inputs of g and half to those of u (RelP's rule for products, Jafari et al., 2025); h(0) u goes to u alone. With
+patterns, denominators and gates frozen, every sublayer is affine in the residual stream: `Step`s carry the gradient of
+the logit from its end to its beginning. Shapes: T tokens, D = d_model, of one sequence.
 """
 
 from __future__ import annotations

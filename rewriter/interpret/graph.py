@@ -73,9 +73,10 @@ class AttributionGraph:
     @cached_property
     def scores(self) -> tuple[float, float]:
         """The `scores` of the pruned graph; pruned nodes and residuals count as error nodes."""
-        left = np.where(self.links, self.adjacency, 0.0)
-        missing = np.abs(self.residuals) + np.abs(self.adjacency - left).sum(axis=1)
-        return scores(left, missing, np.array([node.kind for node in self.nodes]))
+        missing = np.abs(self.residuals) + np.abs(np.where(self.links, 0.0, self.adjacency)).sum(axis=1)
+        among, kinds = np.ix_(self.kept, self.kept), np.array([node.kind for node in self.nodes])
+        left = np.where(self.links[among], self.adjacency[among], 0.0)
+        return scores(left, missing[self.kept], kinds[self.kept])
 
     def to_json(self) -> dict[str, Any]:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
@@ -439,8 +440,9 @@ def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold:
     kept, sources = np.isin(kinds, ["embedding", "logit"]), np.isin(kinds, ["embedding", "bias"])
     by_node = influence(normalised(adjacency), start)
     nodes = kept | ((by_node >= _threshold(by_node, node_threshold)) & (by_node > 0.0))
-    by_edge = normalised(np.where(nodes[:, None] & nodes[None, :], adjacency, 0.0))
-    by_edge *= (influence(by_edge, start) + start)[:, None]
+    among, by_edge = np.ix_(nodes, nodes), np.zeros(adjacency.shape)
+    inner = normalised(adjacency[among])
+    by_edge[among] = inner * (influence(inner, start[nodes]) + start[nodes])[:, None]
     edges = (by_edge >= _threshold(by_edge[by_edge > 0.0], edge_threshold)) & (by_edge > 0.0)
     while True:
         left = nodes & (kept | (edges.any(axis=0) & (sources | edges.any(axis=1))))
