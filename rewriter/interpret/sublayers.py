@@ -156,8 +156,11 @@ def named_sublayers(
         first = {side.operator.node: side.operator for side in (each.query, each.key, each.value)}
         modules.append((namer.name(view, tuple(first.values()), (each.output,), ()), each))
     modules.sort(key=lambda pair: pair[1].node)
-    places = _by_path(modules)
-    if not places:  # every self-attention begins a layer
+    paths = [re.match(r"(?:(.*?)\.)?(\d+)(?:\.|$)", path) for path, _ in modules]
+    numbered = [(path[1] or "", path[2]) for path in paths if path]
+    layers = {stack: [*dict.fromkeys(number for each, number in numbered if each == stack)] for stack, _ in numbered}
+    places = [(stack, layers[stack].index(number)) for stack, number in numbered]
+    if not all(paths):  # every self-attention begins a layer
         begun = accumulate(isinstance(each, Attention) and not each.cross for _, each in modules)
         places = [("", max(layer - 1, 0)) for layer in begun]
     stacks, copies, found = list(dict.fromkeys(stack for stack, _ in places)), Counter[str](), list[Named]()
@@ -171,11 +174,3 @@ def named_sublayers(
         copies[name] += 1
         found.append(Named(name if copies[name] == 1 else f"{name}_{copies[name]}", layer, module, sublayer))
     return tuple(found)
-
-
-def _by_path(modules: Sequence[tuple[str, Sublayer]]) -> list[tuple[str, int]] | None:
-    """(stack, layer) of each sublayer by its path; None where a path has no number."""
-    found = [re.match(r"(?:(.*?)\.)?(\d+)(?:\.|$)", path) for path, _ in modules]
-    places = [(each[1] or "", each[2]) for each in found if each]
-    layers = {stack: list(dict.fromkeys(number for each, number in places if each == stack)) for stack, _ in places}
-    return [(stack, layers[stack].index(layer)) for stack, layer in places] if all(found) else None

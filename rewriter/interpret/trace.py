@@ -162,7 +162,7 @@ class Tracer:
         self.view = view = views[0]
         self.constants, known = Constants(view), views if model is source.proto and not model.functions else ()
         self._model = replace(source, proto=model)
-        self._fixed_values = Constants(view, partial(read_tensor, self._model), self._sizes)
+        self._fixed = Constants(view, partial(read_tensor, self._model), self._sizes)
         tables = [each for each in view.initializers.values() if prod(each.dims) > _MAX_TABLE and each.data_type == 1]
         self.tables = {each.name: Value(np.broadcast_to(0.0, each.dims)) for each in tables}
         self.operator = cache(partial(made_linearly, view, self.constants))
@@ -219,16 +219,10 @@ class Tracer:
     def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:
         """(operand, factor) of a Mul or Div; None for factors that depend on inputs or are infinite."""
         for slot in (1, 0) if node.op_type == "Mul" else (1,):
-            factor = self._fixed(node.input[slot])
-            if factor is not None and (node.op_type == "Mul" or factor.all()):
-                return node.input[1 - slot], factor if node.op_type == "Mul" else 1.0 / factor
-        return None
-
-    def _fixed(self, tensor: str) -> Array | None:
-        """The value of a tensor that is the same for all inputs; else None."""
-        with suppress(Exception):  # onnx's evaluator raises any exception
-            value = np.asarray(self._fixed_values.of(tensor, wide=True), dtype=np.float64)
-            return value if np.isfinite(value).all() else None
+            with suppress(Exception):  # onnx's evaluator raises any exception
+                factor = np.asarray(self._fixed.of(node.input[slot], wide=True), dtype=np.float64)
+                if np.isfinite(factor).all() and (node.op_type == "Mul" or factor.all()):
+                    return node.input[1 - slot], factor if node.op_type == "Mul" else 1.0 / factor
         return None
 
     def _is_wave(self, tensor: str) -> bool:
@@ -310,7 +304,11 @@ class Tracer:
         if kind == "RotaryEmbedding":
             path[tensor] = True
         elif kind in ("Mul", "Div"):
-            parts = [self._scaled(node, path)]
+            scale = self.scale(node)
+            waves = [slot for slot in (0, 1) if scale is None and kind == "Mul" and self._turns(parts[slot])]
+            if scale is None and len(waves) != 1:
+                raise LostError("it multiplies with something that the inputs change", label(node))
+            path[tensor], parts = scale is None, [scale[0] if scale else parts[1 - waves[0]]]
         elif kind not in (*_FOLLOWED, *_JOINING) or not self.view.is_onnx(node):
             product = linear_operator(self.view, self.constants, self.view.producer[tensor])
             reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
@@ -320,17 +318,6 @@ class Tracer:
             if kind in _JOINING[1:] and not found:
                 raise LostError("it adds something that comes from the inputs", label(node))
             yield from found
-
-    def _scaled(self, node: onnx.NodeProto, path: dict[str, bool]) -> str:
-        """The operand that a Mul or Div scales, or multiplies with cosines or sines. Raises LostError."""
-        scale = self.scale(node)
-        if scale is not None:
-            return scale[0]
-        waves = [slot for slot in (0, 1) if node.op_type == "Mul" and self._turns(node.input[slot])]
-        if len(waves) != 1:
-            raise LostError("it multiplies with something that the inputs change", label(node))
-        path[node.output[0]] = True
-        return str(node.input[1 - waves[0]])
 
 
 # -- normalisations: an operator, or arithmetic that divides by a mean ------------------------------------------------
