@@ -260,6 +260,8 @@ def _difference(entries: Iterable[str]) -> str:
 
 
 def _attributed(model: Path, inputs: Inputs, logit: Logit, top: int) -> Answer:
+    from rewriter.arrays import largest_places
+
     found = rewriter.attribute(model, inputs, **logit)
     sums = {"direct": found.direct, "paths": found.paths}
     texts = {"tokens": found.tokens, "entries": found.entries} if found.tokens else {}
@@ -267,8 +269,14 @@ def _attributed(model: Path, inputs: Inputs, logit: Logit, top: int) -> Answer:
     facts = {**all_parts, **texts, "logit": found.logit, "residuals": found.residuals}
     lines = [f"logit {found.logit:.6g}{_difference(found.entries)}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
+        rows: list[tuple[str, float]] = []
+        for part, array in parts.items():
+            for place in largest_places(abs(array).reshape(-1), top):
+                said = f" '{found.tokens[place]}'" if found.tokens and part == "embed" and array.ndim else ""
+                rows.append((f"{part}[{place}]{said}" if array.ndim else part, float(array.flat[place])))
+        rows.sort(key=lambda row: -abs(row[1]))
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
-        lines += [f"  {_amount(value)}  {part}" for part, value in _largest(parts, top, found.tokens)]
+        lines += [f"  {_amount(value)}  {part}" for part, value in rows[:top]]
     return lines, facts
 
 
@@ -294,17 +302,6 @@ def _why(model: Path, inputs: Inputs, asked: str, top: int) -> Answer:
 def _amount(value: float) -> str:
     """Six digits behind the point; six in all for values as large as a mask."""
     return f"{value:+12.6f}" if abs(value) < 1e6 else f"{value:+12.6g}"
-
-
-def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
-    from rewriter.arrays import largest_places
-
-    rows: list[tuple[str, float]] = []
-    for name, array in parts.items():
-        for place in largest_places(abs(array).reshape(-1), top):
-            said = f" '{tokens[place]}'" if tokens and name == "embed" and array.ndim else ""
-            rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(array.flat[place])))
-    return sorted(rows, key=lambda row: -abs(row[1]))[:top]
 
 
 @command(
