@@ -100,10 +100,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = with_json_files(sys.argv[1:] if arguments is None else arguments)
     try:
         command, rest = _dispatch(given)
-        if command in _OF_HEADS:
-            # OpenBLAS's other threads spin between small products, and where cores are shared inside large ones too.
-            # numpy reads this once.
-            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # OpenBLAS's other threads spin between small products, and where cores are shared inside large ones too. numpy
+        # reads this once.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         name = "rewrite" if command is convert else f"rewrite {command.name}"
         result: Any = command.main(rest, prog_name=name, standalone_mode=False)
     except RewriteError as error:

@@ -79,38 +79,48 @@ def is_float(value: Any) -> bool:
     return value.dtype.kind == "f" or (value.dtype.kind == "V" and "float" in value.dtype.name)
 
 
-_DIGESTS: dict[int, tuple[weakref.ref[Array], list[bytes], bytes]] = {}
-"""By id, arrays that never change, with a list that their digest is kept in, and their `origin`."""
+_FACTS: dict[int, tuple[weakref.ref[Array], dict[str, Any]]] = {}
+"""By id, arrays that never change, with what is known of them."""
 
 
-def keep_digest(table: Array, digests: list[bytes], made: bytes = b"") -> Array:
-    """The array, which never changes; `content` keeps its digest in the list, which may outlive it.
-
-    `made` is a digest of how it was computed.
-    """
+def unchanging(table: Array, facts: dict[str, Any]) -> Array:
+    """The array, which never changes; what is asked about it is kept in `facts`, which may outlive it."""
     place = id(table)
-    _DIGESTS[place] = weakref.ref(table, lambda _: _DIGESTS.pop(place, None)), digests, made
+    _FACTS[place] = weakref.ref(table, lambda _: _FACTS.pop(place, None)), facts
     return table
+
+
+def _fact(table: Array, name: str, find: Callable[[Array], Any]) -> Any:
+    known, facts = _FACTS.get(id(table), (lambda: None, {}))
+    if known() is not table:
+        return find(table)
+    if name not in facts:
+        facts[name] = find(table)
+    return facts[name]
 
 
 def origin(table: Array) -> bytes:
     """A digest of how a table was computed, if that is known, or else its `content`: equal for equal tables alone."""
-    known, _, made = _DIGESTS.get(id(table), (lambda: None, [], b""))
-    return made if made and known() is table else content(table)
+    return bytes(_fact(table, "origin", content))
 
 
 def content(table: Array) -> bytes:
     """A digest of a table's numbers, or text; narrow floats count as float32."""
-    known, digests, _ = _DIGESTS.get(id(table), (lambda: None, [], b""))
-    if known() is table and digests:
-        return digests[0]
+    return bytes(_fact(table, "content", _digest))
+
+
+def _digest(table: Array) -> bytes:
     same = table.astype(np.float32) if is_float(table) and table.dtype.itemsize < 4 else table
     digest = hashlib.sha256(f"{same.dtype}{same.shape}".encode())
     text = same.dtype.kind in "OUS"  # all of it: numpy shortens a long array
     digest.update(repr(same.tolist()).encode() if text else np.ascontiguousarray(same).reshape(-1).view(np.uint8).data)
-    if known() is table:
-        digests.append(digest.digest())
     return digest.digest()
+
+
+def ends(table: Array) -> tuple[float, float]:
+    """The smallest and the largest of a table's numbers and 0."""
+    found: tuple[float, float] = _fact(table, "ends", lambda x: (float(x.min(initial=0)), float(x.max(initial=0))))
+    return found
 
 
 def distinct(entries: Array) -> Array:
@@ -605,7 +615,8 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
 
 def _scale(weight: Array) -> int | None:
     """The power of 2 by which entries of 24 bits are integers up to 2^51; None for integers, infinities and NaN."""
-    top = max(float(weight.max(initial=0)), -float(weight.min(initial=0))) if is_float(weight) else np.inf
+    low, high = ends(weight) if is_float(weight) else (0.0, np.inf)
+    top = max(high, -low)
     return min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
 
 

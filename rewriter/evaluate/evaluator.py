@@ -34,8 +34,8 @@ from rewriter.evaluate.arithmetic import (
     Value,
     content,
     is_float,
-    keep_digest,
     multiply,
+    unchanging,
 )
 from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
@@ -97,11 +97,11 @@ class Weights(UserDict[str, Any]):
             return np.array_equal(one, two)
 
         def read_large(name: str) -> Array:
-            return others[name] if found(name) else keep_digest(read(name), self._digests.setdefault(name, []))
+            return others[name] if found(name) else unchanging(read(name), self._facts.setdefault(name, {}))
 
         super().__init__({tensor.name: tensor for tensor in graph.initializer})
         self._small, self._large = cache(read), lru_cache(_MAX_HELD)(read_large)
-        self._digests: dict[str, list[bytes]] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
 
     def __getitem__(self, name: str) -> Array:
         small = math.prod(self.data[name].dims) <= _MAX_SMALL
@@ -111,7 +111,7 @@ class Weights(UserDict[str, Any]):
         """Type, shape and `content` of an initializer, which is not read again for them."""
         tensor = self.data[name]
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        return dtype, tuple(tensor.dims), next(iter(self._digests.get(name, ())), b"") or content(self[name])
+        return dtype, tuple(tensor.dims), self._facts.get(name, {}).get("content") or content(self[name])
 
 
 class Program:
@@ -140,7 +140,7 @@ class Program:
         self.kernels_of_parts = Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         self._moved: tuple[Any, Sequence[Any], Any] = None, (), None
-        self._digests: dict[bytes, list[bytes]] = {}  # of large results, by `key_on`
+        self._facts: dict[bytes, dict[str, Any]] = {}  # about large results, by `key_on`
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
             raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
@@ -185,7 +185,7 @@ class Program:
             if isinstance(made, np.ndarray) and made.size > _MAX_SMALL:
                 plain = all(each is None or isinstance(each, np.ndarray) for each in operands)  # no sequences
                 key = key_on(call.node, operands) + b"%d" % self.opsets.get("", 1) if plain else b""
-                keep_digest(made, self._digests.setdefault(key, []) if key else [], key)
+                unchanging(made, self._facts.setdefault(key, {"origin": key}) if key else {})
             self._moved = call.node, operands, made
         return made
 

@@ -18,7 +18,7 @@ import onnx
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, is_float, keep_digest, origin, plain
+from rewriter.evaluate.arithmetic import Unsupported, is_float, origin, plain, unchanging
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 from rewriter.graph.constants import elem_type_of, model_of
 from rewriter.graph.types import TensorType
@@ -54,7 +54,7 @@ class Kernels:
         (self._large if large else self._kept)[key] = result
         for number, each in enumerate(result if large else ()):
             if isinstance(each, np.ndarray):
-                keep_digest(each, [], b"%b %d %d" % (stated, self._opsets.get("", 1), number))
+                unchanging(each, {"origin": b"%b %d %d" % (stated, self._opsets.get("", 1), number)})
         if len(self._large) > _MAX_HELD:
             del self._large[next(iter(self._large))]
         return result

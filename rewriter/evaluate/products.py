@@ -12,7 +12,7 @@ import numpy as np
 from onnx import parser
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, is_float, plain
+from rewriter.evaluate.arithmetic import Unsupported, Value, ends, is_float, plain
 from rewriter.evaluate.nodes import run_model
 from rewriter.evaluate.scalar import activated, add, mul
 from rewriter.evaluate.table import MICROSOFT, NCHWC, Call, operator
@@ -36,7 +36,7 @@ def _whole(*operands: Any) -> bool:
 def _has_masks(call: Call, x: Any) -> bool:
     if isinstance(x, Value):
         return x.masks is not None
-    return is_float(x) and not x.min(initial=0) > call.f.low
+    return is_float(x) and not ends(x)[0] > call.f.low
 
 
 def _counts(call: Call, x: Value, y: Value) -> Array:

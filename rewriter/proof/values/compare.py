@@ -238,12 +238,13 @@ class Pair:
             if not more and (regions := self._bounded(reading)) is not None:
                 coarse = any(each.bound.bound > _COARSE for each in regions)
                 far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
-                if not far and self._settings is _BRIEF and self._tried_only():
+                tried_only = self._tried_only() if not far else ""
+                if tried_only and self._settings is _BRIEF:
                     self._settings = SETTINGS[::2]
                     self.points = self._maker.cases(self._settings)
                     return self.compared()
                 if not far:
-                    return self._equal(reading, rounds, regions)
+                    return self._equal(reading, rounds, regions, tried_only)
                 named = far
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
@@ -307,9 +308,9 @@ class Pair:
         return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, whole=True))
 
     def _equal(
-        self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...]
+        self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...], tried_only: str
     ) -> Certificate:
-        tried_only, partly = self._tried_only(), tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
+        partly = tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
         return Certificate(
             certified=True,
             sizes=tuple(each.name for each in self.points) if tried_only or partly else (),
