@@ -1,7 +1,5 @@
 """Print the README's two set-up commands, one per line: the first two shell blocks of the section `Set up`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

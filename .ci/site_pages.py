@@ -3,8 +3,6 @@
 A hook of mkdocs. Links are written for the checkout, where GitHub shows them; here they are turned to the site's pages.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """`python -m benchmarks all`: the measurement of whole models; every other benchmark is a separate module."""
 
-from __future__ import annotations
-
 import click
 
 from benchmarks.performance.run import main as everything

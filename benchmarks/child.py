@@ -4,8 +4,6 @@ Run as `python -m benchmarks.child TASK MODEL [OUT]`, where TASK is import, plan
 object. Peak memory is the high-water mark of the resident set (`benchmarks.timing`).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Times on a shared machine drift, so nothing is compared across runs. Models are 
 (`benchmarks.timing`); `interleaved` is for other tasks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -6,8 +6,6 @@ on the CPU (docs/decisions/0023) no idle thread disturbs them, because they have
 CUDA it says so and exits with 2. `--on cpu` runs the same table on the CPU, to test this file.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections import Counter

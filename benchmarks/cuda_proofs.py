@@ -6,8 +6,6 @@ original itself, and the nodes that ran on the CPU though those of the original 
 line and exits with 2. `--on cpu` runs the same table on the CPU, to test this file.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

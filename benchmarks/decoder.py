@@ -5,8 +5,6 @@ Random weights are scaled so that the pre-activations of the MLP blocks spread o
 LayerNormalization their standard deviation is that of the weights times sqrt(width).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

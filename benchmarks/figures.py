@@ -1,7 +1,5 @@
 """Line charts as SVG, drawn by matplotlib (extra `dev`): the same bytes at every run, for light and dark pages."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence
@@ -105,7 +103,7 @@ def _below(panel: Panel) -> dict[str, object]:
     return {"loc": "upper center", "bbox_to_anchor": (0.5, height), "ncols": columns, "columnspacing": 1.2}
 
 
-def _draw(axes: Axes, panel: Panel) -> None:
+def _draw(axes: "Axes", panel: Panel) -> None:
     from matplotlib.ticker import LogLocator
 
     axes.set(title=panel.title, xlabel=panel.labels[0], ylabel=panel.labels[1])

@@ -4,8 +4,6 @@ Counts the files and functions of `rewriter` and `passes` that are entered when 
 with the proof. Imports do not count.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ second process of the original gives the noise. Memory: the peak of one run in a
 (`benchmarks.memory`). Writes tables and a JSON file.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ result is compared with it. Pairs are exports of the same weights by both export
 be that of `python -m models coverage`, and results in a file of one line each: what is in it is not compared again.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -5,8 +5,6 @@ benchmarks.interpretation --child MODEL TASK TOKENS`: the compositions of all he
 neuron and a head of the last layer do what they do, the attribution graph. Writes a table and a JSON file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Everything outside converted blocks is the original's, under the same names. The
 are therefore those of the blocks, with whatever onnxruntime fused them into.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

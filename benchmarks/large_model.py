@@ -5,8 +5,6 @@ validation. Rewriting beside the original refers to its weights; rewriting into 
 `--prove` measures the proof instead, which never loads a model of this size as a whole. Writes a table and a JSON file.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ Original, rewritten and the original a second time, each in its own process (`be
 second time is the noise. Writes a table and a JSON file.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

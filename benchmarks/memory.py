@@ -6,8 +6,6 @@ time. onnxruntime's arena and memory patterns are off, and malloc returns memory
 live tensors and not of an allocator's cache. Linux only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

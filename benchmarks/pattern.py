@@ -6,8 +6,6 @@ then has its fastest time of several runs, from onnxruntime's profile at the sho
 only short nodes end before something else gets the processor. Writes tables and a JSON file.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence

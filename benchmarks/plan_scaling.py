@@ -9,8 +9,6 @@ own or stacked in one weight, and a Llama of 1B parameters in 4 bits. Their weig
 how many bytes were read is stated. Writes tables and a JSON file.
 """
 
-from __future__ import annotations
-
 import gc
 import tempfile
 import time

@@ -3,8 +3,6 @@
 Every number comes from the program itself: `Program.evaluate` in float64, and the program's own nodes in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

@@ -6,8 +6,6 @@ written by hand and stays. The programs are those of form `local`. `--check` wri
 would change.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ The kinds are those of the committed models, converted in every form. What a pro
 list of operators; `LISTS` says where. `--check` only compares.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The speed of a shared machine drifts, so every model has one turn per round, in 
 process, because onnxruntime's worker threads spin for a while after a run (docs/decisions/0023).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ inputs. Every other row is stated as a multiple of it. All are measured in this 
 table and a JSON file.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

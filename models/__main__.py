@@ -4,8 +4,6 @@ The exit status is 0, or 2 after one line that says what is wrong (1 if an expor
 Listing needs neither PyTorch nor transformers.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

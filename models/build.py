@@ -4,8 +4,6 @@ The module's `forward` takes the graph inputs in order and returns the graph out
 transformers.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The cells of the coverage matrix: which exports are made, and which variants of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from models.entry import DEFAULT_OPSETS, Dtype, Entry

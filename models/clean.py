@@ -4,8 +4,6 @@ Stack traces and doc strings are removed, and output dimensions named as in the 
 since they tell readers of the rewritten file where they are. Needs onnx only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

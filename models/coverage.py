@@ -4,8 +4,6 @@ The configuration of a model says how many MLP blocks and attention layers each 
 onnxruntime loads is rewritten, run and proved as `rewrite` does it without options, and certified from both files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

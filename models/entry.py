@@ -3,8 +3,6 @@
 Needs neither PyTorch nor transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

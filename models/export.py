@@ -4,8 +4,6 @@ The file passes onnx's checker, agrees with PyTorch in onnxruntime at several ba
 for the same seed; on an error no file is left. Importing this module does not need PyTorch, exporting does.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import dataclass

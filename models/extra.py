@@ -1,7 +1,5 @@
 """Groups of the coverage matrix whose files are not exports of the table, each file with what it contains."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import tempfile

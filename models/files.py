@@ -1,7 +1,5 @@
 """The files of the coverage matrix: exports and what tools make of them, kept in a folder for later runs."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterable

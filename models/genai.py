@@ -1,7 +1,5 @@
 """Folders as onnxruntime-genai's own model builder makes them, from entries of the table (extra `genai`)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 The text is the same for the same outcomes: it contains neither times nor paths.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import re

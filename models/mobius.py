@@ -3,8 +3,6 @@
 Its default output spells sublayers with operators of com.microsoft, beside local functions of the same names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec

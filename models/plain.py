@@ -4,8 +4,6 @@ They have the interface that `models.build` expects of transformers models: keyw
 `config`. Needs PyTorch and transformers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from types import SimpleNamespace

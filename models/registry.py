@@ -3,8 +3,6 @@
 Needs neither PyTorch nor transformers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from models.architectures import ARCHITECTURES

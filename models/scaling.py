@@ -5,8 +5,6 @@ initialisation (standard deviation 0.02, zero biases) keeps every activation in 
 activation function goes unnoticed. Needs PyTorch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The file still contains the exporter's notes about this machine, which `models.c
 onnxscript.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -3,8 +3,6 @@
 A variant needs only the packages that it names.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Several batch sizes and lengths are run, so that a dynamic dimension frozen by the exporter is noticed.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model in another type: the same nodes, on weights rounded to it. Needs onnx only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

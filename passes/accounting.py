@@ -1,7 +1,5 @@
 """Accounting: the parameters and work of a model's MLP blocks, and the heads that replace them in each form."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod

@@ -1,7 +1,5 @@
 """The conversion of one block: its program, arithmetic and form, or why there is none; and the builder of its nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -176,17 +174,17 @@ class Builder(Fragment):
         self._known: dict[tuple[str, np.dtype[Any]], Constant] = {}
 
     @classmethod
-    def of(cls, view: GraphView, conversion: Conversion) -> Builder:
+    def of(cls, view: GraphView, conversion: Conversion) -> "Builder":
         name, opset = conversion.block.name, view.opsets.get("", 1)
         wanted = conversion.options.exposed(name)
         return cls(f"{name}/heads", opset=opset, compute_type=conversion.compute_type, wanted=wanted)
 
-    def typed(self, compute_type: int) -> Builder:
+    def typed(self, compute_type: int) -> "Builder":
         other = copy(self)
         other.compute_type = compute_type
         return other
 
-    def within(self, name: str) -> Builder:
+    def within(self, name: str) -> "Builder":
         inner = copy(self)
         inner.prefix = self.qualified(name) if name else self.prefix
         return inner

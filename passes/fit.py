@@ -5,8 +5,6 @@ head with given keys (`_head`), denser near jumps of the curvature, whose values
 smallest such head within the tolerance is chosen, otherwise the closest.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """The user's choices about the rewriting, each declared once (`rewriter.options`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ Planning is pure; `apply` turns a plan into a new model. A plan refers to nodes 
 must not change afterwards.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -146,7 +144,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
     return with_record(result, [*plan.recognised.blocks, *conversions], plan.options)
 
 
-def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
+def _plan(lowered: "Lowered", chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
     d_head = own_attention(views, recognised)[1] or FormOptions.d_head

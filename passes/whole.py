@@ -18,8 +18,6 @@ A head of the model has score(i, j) = q_i k_j + p_i P p_j for the positions p of
 one for each head, holds the masks and biases that depend on positions alone, and keeps tokens from bias tokens.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,7 +65,7 @@ class Core:
         return {self.product, self.softmax, self.values, *(index for index, _ in (*self.before, *self.after))}
 
 
-def cores_of(reader: Reader, blocks: Container[int], ends: Sequence[str]) -> tuple[Core, ...]:
+def cores_of(reader: "Reader", blocks: Container[int], ends: Sequence[str]) -> tuple[Core, ...]:
     """All attention of a main graph; `ends` are the results of its blocks, whose nodes are `blocks`.
 
     Raises LostError where something else than heads, linear operators, norms and gates would remain.

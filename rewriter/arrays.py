@@ -1,7 +1,5 @@
 """Arrays whose element type is only known at run time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Weights are the same by their bits, whatever their names; functions are inlined.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping

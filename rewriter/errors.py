@@ -3,8 +3,6 @@
 A message is one line: what is wrong, and what to do about it, with the names of options on the command line.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import ClassVar
 

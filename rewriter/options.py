@@ -4,8 +4,6 @@ Options of the command line, keywords in Python, the tables of docs/reference.md
 from these fields.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -5,8 +5,6 @@ runs on the CPU. Availability is therefore tested, once, with a model of one nod
 bfloat16 arrays, which are passed and read as their bits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -3,8 +3,6 @@
 The result is one short line without control characters: a hostile name can neither drive a terminal nor flood a log.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Skips slow tests, shares cores among workers and exported models among all tests."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections import defaultdict
@@ -106,7 +104,7 @@ def sessions_of_one_thread() -> Iterator[None]:
         yield
 
 
-def exporters_of(entry: Entry) -> tuple[Exporter, ...]:
+def exporters_of(entry: "Entry") -> "tuple[Exporter, ...]":
     """The exporters whose files are tested: one of them, drawn by its name, for an entry with one size.
 
     `python -m models coverage` exports these with both.
@@ -130,7 +128,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
         folder = folder.parent
     folder = folder / "exports"
 
-    def exported(name: str, exporter: Exporter, dtype: Dtype = "fp32") -> Path:
+    def exported(name: str, exporter: "Exporter", dtype: "Dtype" = "fp32") -> Path:
         path = folder / name / f"{name}-{exporter}-{dtype}.onnx"  # trained weights come with their tokenizer.json
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

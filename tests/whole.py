@@ -6,8 +6,6 @@ tokens. A head of the network and a neuron are both `softmax(Q K^T) V W_O` with 
 normalised, and nothing else. `layers_of` reads the weights of an exported model in the order of its graph.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from copy import deepcopy
@@ -56,7 +54,7 @@ class Linear:
     def __call__(self, x: Array) -> Array:
         return np.asarray(x @ self.weight + self.bias)
 
-    def part(self, columns: Array) -> Linear:
+    def part(self, columns: Array) -> "Linear":
         return Linear(self.weight[:, columns], self.bias[columns])
 
 

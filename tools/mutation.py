@@ -8,8 +8,6 @@ while tests were collected, all is imported anew. Survivors are judged by hand, 
 same, or only take longer. Results are appended, so that a run can be resumed.
 """
 
-from __future__ import annotations
-
 import ast
 import gc
 import importlib.abc

@@ -1,7 +1,5 @@
 """`python -m tools.reference`: the option tables of docs/reference.md, from the dataclasses that declare them."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m tools.sabotage`: try sabotages, and tell what became of each in a line."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import re

@@ -6,8 +6,6 @@ Types, docstrings and comments of the dataclasses say almost everything. The tab
 as the limits of numbers. Needs pydantic and docstring-parser (extra `dev`).
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

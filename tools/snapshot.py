@@ -4,8 +4,6 @@ OUT gets a digest of every node, function and initializer of every rewritten mod
 must not change results, OTHER is the one made before; what differs is listed, and the exit status is then 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -12,8 +12,6 @@ NAME is an activation of the table, or `module:function`.
 needs scipy, `line` needs mpmath; both print numbers, with an error that is measured.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -6,8 +6,6 @@ exp(offset), with t the largest slope y. The offset then does not add to the rou
 proportional to its magnitude. Otherwise the offset stays in the exponent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

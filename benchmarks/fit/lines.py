@@ -10,8 +10,6 @@ method, on logits of s and logarithms of weights. Starts are nodes of Gauss and 
 grows. The certificate that counts is in the tests, in ball arithmetic.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +63,7 @@ class Nodes:
         scaled = [2 * w * mp.cosh(a * h) * k for a, (_, w) in zip(s, self.pairs, strict=True)]
         return [*moved, *scaled, 2 * self.end * mp.cosh(h) * k, *([self.middle * k] if self.middle else [])]
 
-    def moved(self, step: list[Number]) -> Nodes:
+    def moved(self, step: list[Number]) -> "Nodes":
         """The nodes after a step in the same coordinates."""
         count = len(self.pairs)
         pairs = []
@@ -76,7 +74,7 @@ class Nodes:
         middle = self.middle * mp.exp(step[2 * count + 1]) if self.middle else self.middle
         return Nodes(tuple(pairs), self.end * mp.exp(step[2 * count]), middle)
 
-    def rounded(self, *, single: bool) -> Nodes:
+    def rounded(self, *, single: bool) -> "Nodes":
         """With coefficients that are float32 or float64 numbers."""
 
         def narrow(number: Number) -> Number:

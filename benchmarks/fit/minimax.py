@@ -4,8 +4,6 @@ The result is a local minimum of the largest error over the points: `sequential`
 linearised program within a trust region, by linear programming (scipy), and converges quadratically near a solution.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from benchmarks.fit.parameters import Layout, Mask, evaluate

@@ -1,7 +1,5 @@
 """All parameters of a program as one vector, with exact derivatives, and Gauss-Newton steps on them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

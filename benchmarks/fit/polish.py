@@ -5,8 +5,6 @@ refitted each time. A seeded random search moves the slopes and the common shift
 total error. Deterministic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ to float32 costs most is rounded, those still free are fitted again, and so on. 
 Needs scipy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ weighted with the denominator found before and, later, with the errors found bef
 Needs python-flint. It prints the bias tokens and the largest error seen; the tests prove it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -5,8 +5,6 @@ more, one key less, or all parameters perturbed. The search is seeded, so that a
 continues from the entries in the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Everything that an entry states is measured here, for the coefficients as stored
 on a dense grid, `float32_error` by `benchmarks.fit.float32`. The slow tests prove `max_error`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -6,8 +6,6 @@ take seconds, float32 one to four minutes each. A run that is stopped goes on wh
 results). A row is measured once per pair of models, build of onnxruntime and instruction set.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from pathlib import Path

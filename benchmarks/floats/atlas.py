@@ -1,7 +1,5 @@
 """Rows of the atlas: one activation in one type, measured block by block, kept as JSON."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict, dataclass, field
@@ -36,7 +34,7 @@ class Source:
     instructions: str
 
     @classmethod
-    def here(cls, provider: str = "cpu") -> Source:
+    def here(cls, provider: str = "cpu") -> "Source":
         """Of this machine."""
         device = _instructions() if provider == "cpu" else gpu_name(provider)
         return cls(ort.__version__, ort.get_build_info(), device)
@@ -93,7 +91,7 @@ class Entry:
     seconds: float = 0.0
 
     @classmethod
-    def begun(cls, activation: str, kind: str, pair: Pair, source: Source) -> Entry:
+    def begun(cls, activation: str, kind: str, pair: Pair, source: Source) -> "Entry":
         """Before the first block."""
         row = pair.block
         heads = row.heads and row.heads // WIDTH
@@ -108,7 +106,7 @@ class Entry:
         return entry
 
     @classmethod
-    def read(cls, stored: dict[str, Any]) -> Entry:
+    def read(cls, stored: dict[str, Any]) -> "Entry":
         """As JSON has it."""
         found = {name: stored[name] and Errors(**stored[name]) for name in ("original", "rewritten", "beyond")}
         return cls(**{**stored, **found, "source": Source(**stored["source"])})

@@ -1,7 +1,5 @@
 """The errors of one model at some pre-activations: the largest, where they are, how they are spread, a digest."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,7 +84,7 @@ class Points:
     representable: NDArray[np.bool_] | None
 
     @classmethod
-    def of(cls, kind: Kind, y: Floats, f: Doubles) -> Points:
+    def of(cls, kind: Kind, y: Floats, f: Doubles) -> "Points":
         """The points y [n] with the values f [n]."""
         size = np.abs(f)
         representable = None if size.max() < kind.limit else size < kind.limit
@@ -94,7 +92,7 @@ class Points:
         places = ((2 * _BIAS + kind.digits - exponents) << _MANTISSA).view(np.float64)
         return cls(kind, y, f, 1.0 / np.maximum(size, 1.0, out=size), places, representable)
 
-    def where(self, chosen: NDArray[np.bool_]) -> Points:
+    def where(self, chosen: NDArray[np.bool_]) -> "Points":
         """Some of the points."""
         representable = None if self.representable is None else self.representable[chosen]
         return Points(self.kind, self.y[chosen], self.f[chosen], self.whole[chosen], self.places[chosen], representable)

@@ -1,7 +1,5 @@
 """An activation and the heads in its place, cut out of two models of one block, ready to run in onnxruntime."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

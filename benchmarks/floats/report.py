@@ -1,7 +1,5 @@
 """`python -m benchmarks.floats.report`: measured errors by program, for reports and docs/programs.md."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The activations of the README's table: as ONNX nodes from y (and a value u) to f, and in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

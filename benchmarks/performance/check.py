@@ -3,8 +3,6 @@
 Absolute times depend on the machine, ratios much less.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from benchmarks.performance.measure import KEY, Row

@@ -1,7 +1,5 @@
 """Measure the subjects: one row per model, element type and length; finished rows are kept, so that a run can go on."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The measured part of docs/performance.md and its figure, from the rows of a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The README's table of times, from the committed measurement: `python -m benchmarks.performance.readme`."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The command `python -m benchmarks all`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The models whose speed is measured: whole decoders of the widths of known ones, with random weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from benchmarks.decoder import Shape
@@ -27,7 +25,7 @@ class Subject:
     halves: tuple[bool, ...] = (False, True)
     group: str = "known"
 
-    def quick(self) -> Subject:
+    def quick(self) -> "Subject":
         """Two layers and the middle length only."""
         return replace(
             self, shape=replace(self.shape, layers=min(self.shape.layers, 2), vocabulary=2048), tokens=(128,)

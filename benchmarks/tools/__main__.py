@@ -5,8 +5,6 @@ environment per tool (`--make` makes those that are missing); parts of earlier r
 tool can be measured again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

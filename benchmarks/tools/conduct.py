@@ -1,7 +1,5 @@
 """How tools that write a model behave: bad files, a full disk, a file in the way; their time and memory."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The virtual environments of the tools: one each, since they pin different versions of the same packages."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

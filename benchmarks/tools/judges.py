@@ -1,7 +1,5 @@
 """What each tool says of a wrong model: its own comparison runs with its defaults and what it needs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

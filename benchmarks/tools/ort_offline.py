@@ -1,7 +1,5 @@
 """Write the graph that an onnxruntime session optimises with ORT_ENABLE_ALL: `python ort_offline.py IN OUT`."""
 
-from __future__ import annotations
-
 import sys
 
 import onnxruntime

@@ -4,8 +4,6 @@
 and takes 1024, so that its function is called: 100 random inputs, seed 3, rtol 1e-3, atol 1e-4, as by default.
 """
 
-from __future__ import annotations
-
 import sys
 
 from onnxruntime.transformers.compare_bert_results import run_test

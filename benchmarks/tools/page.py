@@ -1,7 +1,5 @@
 """The tables of docs/comparing.md, made from benchmarks/results/tools.json."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

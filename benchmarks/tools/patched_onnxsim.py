@@ -3,8 +3,6 @@
 `python patched_onnxsim.py WRONG ARGUMENTS...`. Its own comparison judges WRONG against the original.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -4,8 +4,6 @@
 OUT/reference is the PyTorch model.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Running a tool's command in a separate process: its exit status, what it printed, time and memory."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

@@ -4,8 +4,6 @@
 and that reads `input_ids`; GPT-2's names of the weights are assumed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

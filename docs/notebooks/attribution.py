@@ -12,8 +12,6 @@ it behind the embeddings, with the perturbed embeddings as a batch. A prompt is 
 standard library, or random tokens where there is no tokenizer beside the model.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

@@ -29,8 +29,6 @@ itself on one prompt, of an encoder for the difference of two entries of the las
 rewritten and scored again, on every seed; with `--forms-only` that is all that is measured.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +90,7 @@ class Batch:
     entries: Array
     metric: Tensor
 
-    def first(self, count: int) -> Batch:
+    def first(self, count: int) -> "Batch":
         """The first prompts."""
         rows = {name: getattr(self, name)[:count] for name in ("ids", "start", "changed", "last", "entries", "metric")}
         return replace(self, **rows, directions=self.directions[:, :count])

@@ -24,8 +24,6 @@ outputs of other tokens (shuffled); the block's own neurons, those that write mo
 Writes `results/exchange.json`, which docs/notebooks/exchange-rate.ipynb reads. Needs PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass

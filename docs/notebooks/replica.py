@@ -7,8 +7,6 @@ the end of a decoder's text. Shapes: B prompts, T tokens, D = d_model, H heads, 
 what its output projection reads, head by head or neuron by neuron.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +69,7 @@ class Normalisation:
     axes: tuple[int, ...] = (-1,)
 
     @classmethod
-    def of(cls, frozen: FrozenNorm, data: Array, **further: Any) -> Normalisation:
+    def of(cls, frozen: FrozenNorm, data: Array, **further: Any) -> "Normalisation":
         """That of a frozen one, whose denominators are those of `data` [T, entries]."""
         power = ((data - data.mean(-1, keepdims=True) * frozen.centred) ** 2).mean(-1)
         least = power.argmin()

@@ -20,8 +20,6 @@ Controls: the decoder with its MLPs, trained the same way; the same network from
 Writes `results/survival.json`, which docs/notebooks/training-a-construction.ipynb reads. Needs PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

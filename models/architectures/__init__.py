@@ -4,8 +4,6 @@ Size `full` is the published configuration that the description names, `small` h
 gives a file below 1 MB. "As in" marks an entry that has the operators of that architecture, at size `tiny` only.
 """
 
-from __future__ import annotations
-
 from models.architectures.audio import AUDIO
 from models.architectures.decoders import DECODERS
 from models.architectures.encoder_decoders import ENCODER_DECODERS

@@ -1,7 +1,5 @@
 """Speech encoders."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

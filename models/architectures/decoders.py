@@ -1,7 +1,5 @@
 """Text decoders: GPT-2 and its successors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoder-decoder models, exported as one file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

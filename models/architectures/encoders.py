@@ -1,7 +1,5 @@
 """Text encoders: BERT and its successors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from models.architectures.shapes import HIDDEN, IDS, MASK, distilbert_sizes, layers, text

@@ -4,8 +4,6 @@ They are exported as transformers computes them with `batched_mm`; its loop over
 exporter takes it. DeepSeek V2 is not here: neither exporter takes the complex numbers of its rotary positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

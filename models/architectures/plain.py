@@ -1,7 +1,5 @@
 """Models in plain PyTorch (`models.plain`), which transformers lacks or does not export in plain operators."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared parts of table entries: inputs, outputs and sizes of configurations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

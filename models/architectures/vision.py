@@ -1,7 +1,5 @@
 """Vision: transformers, and convolutional networks with pointwise MLPs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from models.architectures.shapes import IMAGE_DIMS, PIXELS, as_optimum, layers, vision

@@ -1,7 +1,5 @@
 """Shared helpers of the tools: refusals, hints about a model, random inputs, topological order."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -4,8 +4,6 @@ The branches keep the names of both exports, so names in them shadow the outputs
 shared outside, under names with a suffix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx

@@ -1,7 +1,5 @@
 """Optimisers: onnxruntime's own levels, its transformers optimizer, onnxslim and onnxsim."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

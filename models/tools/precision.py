@@ -1,7 +1,5 @@
 """Other number formats: float16 by conversion, dynamic int8, 4 bits per weight, QDQ, weights only."""
 
-from __future__ import annotations
-
 import importlib
 import tempfile
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The same nodes in an inner scope: the bodies of If and Loop, and model-local functions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

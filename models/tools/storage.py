@@ -4,8 +4,6 @@ External data, initializers that are also graph inputs, weights as Constant node
 another opset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Both are made from a generator, so the same seed gives the same batches; the doc
 runs. Needs PyTorch, and `tokenizers` for the text.
 """
 
-from __future__ import annotations
-
 import ast
 import sysconfig
 from collections.abc import Iterator

@@ -20,8 +20,6 @@ Words are single tokens of GPT-2's, SmolLM2's or BERT's tokenizer, as far as kno
 they are not. Tokenizers that split numbers read the first digit of an answer: the wrong one is in an earlier decade.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

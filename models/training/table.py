@@ -1,7 +1,5 @@
 """The table of decoders that are trained here: their sizes, their data, and how long they are trained."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

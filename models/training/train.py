@@ -4,8 +4,6 @@ Needs PyTorch and transformers, and `tokenizers` for text. The same seed gives t
 the same versions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

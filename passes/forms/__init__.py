@@ -1,7 +1,5 @@
 """Forms: ways to turn a head program into nodes. `FORMS` is the table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil

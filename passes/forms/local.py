@@ -8,8 +8,6 @@ relative to self are clipped instead (`centred`). No exponential of a steep key 
 times as long for these. Operators are those of opset 7, and Gather.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -241,7 +239,7 @@ class SharedKey:
     part: float
 
     @classmethod
-    def of(cls, slope: float, offset: float, value: float, largest: float = FACTORED) -> SharedKey:
+    def of(cls, slope: float, offset: float, value: float, largest: float = FACTORED) -> "SharedKey":
         """A key with its logit's offset factored out of the exponential, unless it is above `largest`."""
         if abs(offset) > largest:
             return cls(slope, offset, 1.0, value)

@@ -11,8 +11,6 @@ shared by all heads (keys, constant values) have one head. One-hot positions are
 slot j, and tokens the slots behind, so that the weights are static while the number of tokens is not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -165,7 +163,7 @@ def with_indicator(
 
 
 def open_stream(
-    b: Builder, conversion: Conversion, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
+    b: Builder, conversion: Conversion, layout: StreamColumns, positions: "Positions | None" = None, hidden: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's input; as tokens, with their indicators (or `positions`) and m bias tokens; N as a 1-D tensor."""
     projections, m = conversion.whole_block, layout.bias_tokens

@@ -11,8 +11,6 @@ The middle of a block is semantic (`passes.match.identify`). Other activations b
 with the reason.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict
@@ -118,7 +116,7 @@ class Left:
     block: Block | None = None
 
     @classmethod
-    def of(cls, block: Block, miss: Miss) -> Left:
+    def of(cls, block: Block, miss: Miss) -> "Left":
         first, second = kinds(block.first), kinds(block.second)
         return cls(block.name, block.where, block.identified.label, first, second, miss, block)
 
@@ -480,7 +478,7 @@ def _outputs_activation_of(node: onnx.NodeProto, tensors: set[str]) -> bool:
 class Finder:
     """Find the MLP blocks and near misses of one graph, in time linear in the number of nodes."""
 
-    def __init__(self, view: GraphView, namer: Namer, options: Options) -> None:
+    def __init__(self, view: GraphView, namer: "Namer", options: Options) -> None:
         self._view = view
         self._namer = namer
         self._every, self._product = options.scope == "all", options.gate == "product"

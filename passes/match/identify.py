@@ -4,8 +4,6 @@ The region is evaluated in float64 on a grid, dense near 0 and logarithmic up to
 compared with the entries of `passes.programs.activations`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256

@@ -3,8 +3,6 @@
 A node of a listed type that does not qualify gives a `Miss` with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Forms that replace whole blocks express W_Q, W_V and W_O in these names, so weights are neither read nor stored twice.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
@@ -46,7 +44,7 @@ class Projection:
     start: int = 0
     stop: int | None = None
 
-    def part(self, start: int, stop: int) -> Projection:
+    def part(self, start: int, stop: int) -> "Projection":
         wide = [replace(bias, start=bias.start + start, stop=bias.start + stop) for bias in self.biases]
         biases = tuple(old if old.size == 1 else new for old, new in zip(self.biases, wide, strict=True))
         return replace(self, biases=biases, out_features=stop - start, start=self.start + start, stop=self.start + stop)

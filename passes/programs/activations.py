@@ -6,8 +6,6 @@ arithmetic's rounding. docs/programs.md derives them and the errors: *steep keys
 kink; *a far normaliser* at logit 0 beside a key at y - L with the value times e^L gives e^y (1 - e^(y - L) + ...).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ A gate h(g) u in the arithmetic of its model is a program of h whose self values
 (`Line`), times u; as plain heads it is a sum over pairs of keys (`Program.as_heads`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -115,22 +113,22 @@ class Head:
         steep = any(abs(token.offset - self.gamma) > FACTORED for token in self.bias_tokens)
         return 20.0 if steep else FACTORED
 
-    def shifted(self, slope: float, offset: float) -> Head:
+    def shifted(self, slope: float, offset: float) -> "Head":
         """The same head with `slope y + offset` added to every logit; softmax is invariant to it."""
         tokens = tuple(replace(t, slope=t.slope + slope, offset=t.offset + offset) for t in self.bias_tokens)
         return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
 
-    def scaled(self, inner: float, outer: float) -> Head:
+    def scaled(self, inner: float, outer: float) -> "Head":
         """`outer` times the head at `inner y`, whose self value still reads y."""
         tokens = tuple(BiasToken(t.slope * inner, t.offset, t.value * outer) for t in self.bias_tokens)
         return Head(self.beta * inner, tokens, self.gamma, self.c * inner * outer, self.d * outer)
 
-    def unscaled(self) -> Head:
+    def unscaled(self) -> "Head":
         """The head with self value z + d / c. Multiplied by c last, a value of weight 0 cannot overflow."""
         tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
         return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
 
-    def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Head:
+    def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> "Head":
         """The head with coefficients rounded as a graph of type `dtype` stores them.
 
         If `factored`, the graph stores for an offset of at most `largest_factored` the factor e^offset of the bias
@@ -151,7 +149,7 @@ class Head:
             stored.append(BiasToken(narrow(token.slope), offset, value))
         return Head(narrow(plain.beta), tuple(stored), *map(narrow, (plain.gamma, plain.c, plain.d)))
 
-    def conditioned(self) -> Head:
+    def conditioned(self) -> "Head":
         """The head shifted so that its largest logit at y = 0 is zero: float32 rounds logits by their magnitude."""
         slope, offset = max(self.logits, key=lambda key: (key[1], -abs(key[0]), key[0]))
         return self.shifted(-slope, -offset)
@@ -225,7 +223,7 @@ class Line:
         pairs = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
         return (*heads_over(pairs, ends), *heads_over(head.logits, head.constants))
 
-    def rounded(self, dtype: DTypeLike) -> Line:
+    def rounded(self, dtype: DTypeLike) -> "Line":
         narrow = partial(narrowed, dtype=dtype)
         pairs = tuple((narrow(rate), narrow(weight)) for rate, weight in self.pairs)
         return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)
@@ -281,11 +279,11 @@ class Powers:
             own = r + h
             return np.asarray(self.factor * (own / (own + (inverse + h))))
 
-    def scaled(self, inner: float, outer: float) -> Powers:
+    def scaled(self, inner: float, outer: float) -> "Powers":
         """The multiple of y in `outer f(inner y)`, f being y times this one."""
         return replace(self, step=self.step * inner, factor=self.factor * inner * outer)
 
-    def rounded(self, dtype: DTypeLike) -> Powers:
+    def rounded(self, dtype: DTypeLike) -> "Powers":
         narrow = partial(narrowed, dtype=dtype)
         parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
         return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))
@@ -340,7 +338,7 @@ class Program:
         return max(len(head.bias_tokens) for head in self.as_heads.heads)
 
     @cached_property
-    def as_heads(self) -> Program:
+    def as_heads(self) -> "Program":
         """The same function as heads whose self values are multiples of z: those of a gate are over pairs of keys."""
         if self.line is None:
             return self
@@ -364,7 +362,7 @@ class Program:
         multiple = sum((part for part, _ in means), np.float64(self.linear))
         return np.asarray(multiple), np.asarray(sum((part for _, part in means), np.float64(self.constant)))
 
-    def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Program:
+    def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> "Program":
         """The program with coefficients as a form stores them in a type (`Head.rounded`), and what that changes."""
         double = np.dtype(dtype) == np.float64
         made = self if double else _rounded(self, np.dtype(dtype), factored, conditioned)
@@ -372,7 +370,7 @@ class Program:
         added = spread_error(made, dtype)
         return replace(made, coefficient_error=made.coefficient_error + added) if added else made
 
-    def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
+    def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> "Program":
         """The program of `outer f(inner y)`, given that of f with an absolute `max_error`; self values read y."""
         if inner == 1.0 and outer == 1.0:
             return self

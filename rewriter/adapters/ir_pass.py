@@ -1,7 +1,5 @@
 """For onnx-ir: the rewriting as a pass, and any pass or rule set with a proof of its result; needs the extra `ir`."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 from rewriter.api.comparing import certify

@@ -4,8 +4,6 @@
 `olive run --package-config FILE.json`: Olive's own, and this pass.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

@@ -6,8 +6,6 @@ tokens, so its pattern has 1 + m entries instead of one per token: the token its
 `hook_result` is recorded where `cfg.use_attn_result` is set. Needs the extra `transformerlens`.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 

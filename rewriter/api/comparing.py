@@ -4,8 +4,6 @@ Nothing is written. Of the plan in the second model's metadata only the errors o
 held to them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

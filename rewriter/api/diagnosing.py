@@ -1,7 +1,5 @@
 """`rewrite doctor`: installed packages, execution providers that start, and whether memory and disk suffice."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ which gets its final name only after it passed. A folder, such as optimum writes
 likewise.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Names, defaults and help of options come from the dataclasses that declare them.
 types for type checkers; a test compares them with the dataclasses.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import platform

@@ -4,8 +4,6 @@ The plain command gets every command line that does not start with the name of a
 name must be given as ./NAME.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import signal

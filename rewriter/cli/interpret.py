@@ -1,7 +1,5 @@
 """`rewrite heads`, `run`, `attribute`, `graph` and `rank`: what heads are and what they compute."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -168,7 +166,7 @@ def heads(
     return int(ExitStatus.CONVERTED)
 
 
-def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
+def _head_rows(found: "HeadIndex", facts: Mapping[str, Any]) -> Iterator[str]:
     for each in found.sublayers:
         own = facts["sublayers"][each.name]
         if own["kind"] == "neurons":
@@ -392,21 +390,21 @@ def rank(
     return 0
 
 
-def _composition_rows(found: Compositions, top: int) -> Iterator[str]:
+def _composition_rows(found: "Compositions", top: int) -> Iterator[str]:
     yield f"composition, without the scales of normalisations; unrelated weights: {found.baseline:.3f}"
     yield f"  {'':<3} {'reader':<{_NAME_WIDTH}} {'writer':<{_NAME_WIDTH}} {'score':>6}"
     for each in found.strongest(top):
         yield f"  {each.kind:<3} {_name(each.reader)} {_name(each.writer)} {each.score:6.4f}"
 
 
-def _changed_rows(found: ChangedHeads, top: int) -> Iterator[str]:
+def _changed_rows(found: "ChangedHeads", top: int) -> Iterator[str]:
     yield f"changed heads; the outputs are off by {found.error:.3g} of their norm"
     yield f"  {'':<{_NAME_WIDTH}} {'weights':>8} {'written':>8} {'restored':>9}"
     for each in found.rows[:top]:
         yield f"  {_name(each.head)} {each.weights:8.3g} {each.written:8.3g} {each.restored:9.2%}"
 
 
-def _token_rows(found: HeadTokens, top: int) -> Iterator[str]:
+def _token_rows(found: "HeadTokens", top: int) -> Iterator[str]:
     yield "tokens, of the heads that tell few tokens from the others"
     names = {"Q": "queries", "K": "keys", "V": "values"}
     for what, reason in found.missing.items():

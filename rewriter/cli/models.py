@@ -1,7 +1,5 @@
 """The commands about models: `rewrite MODEL -o OUT`, the plain one, `inspect`, `doctor`, and those about two models."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -159,7 +157,7 @@ def convert(
     validate = {None: True, True: "certificate", False: False}[certificate_only]
     options |= {"dry_run": dry_run, "validate": validate}
 
-    def show(console: Console, result: rewriter.Report) -> None:
+    def show(console: "Console", result: "rewriter.Report") -> None:
         if certificate is not None and result and result.validation.certificate is not None:
             from rewriter.api.comparing import certification_of
 
@@ -192,7 +190,7 @@ def inspect(model: Path, *, tokens: int, report: Path | None) -> int:
     return carried_out(report, lambda _: rewriter.inspect(model, tokens=tokens), _show)
 
 
-def _show(console: Console, found: rewriter.Inspection) -> None:
+def _show(console: "Console", found: "rewriter.Inspection") -> None:
     from rewriter.report.sections import block_parts
 
     for part in block_parts(found.report):
@@ -220,7 +218,7 @@ def _show(console: Console, found: rewriter.Inspection) -> None:
         console.verdict(found.report)
 
 
-def _forms(accounting: Accounting) -> Table:
+def _forms(accounting: "Accounting") -> "Table":
     from passes.forms import FORMS
     from rewriter.report.sections import Table
 
@@ -244,7 +242,7 @@ def doctor(model: Path | None, *, report: Path | None) -> int:
     return carried_out(report, lambda _: rewriter.doctor(model), _show_diagnosis)
 
 
-def _show_diagnosis(console: Console, found: Diagnosis) -> None:
+def _show_diagnosis(console: "Console", found: "Diagnosis") -> None:
     lines = [*found.environment.items(), *((name, reason or "works") for name, reason in found.providers.items())]
     lines.append(("memory", "unknown" if found.memory is None else f"{size(found.memory)} available"))
     lines.append(("disk", f"{size(found.disk)} free"))
@@ -311,7 +309,7 @@ def diff(a: Path, b: Path, **options: Any) -> int:
 
 
 def _compared(
-    compare: Callable[..., rewriter.Comparison],
+    compare: "Callable[..., rewriter.Comparison]",
     a: Path,
     b: Path,
     *,
@@ -322,7 +320,7 @@ def _compared(
 ) -> int:
     from rewriter.report.sections import compared, in_markdown
 
-    def shown(console: Console, found: rewriter.Comparison) -> None:
+    def shown(console: "Console", found: "rewriter.Comparison") -> None:
         parts = compared(found, verbose=verbose and not markdown)
         if markdown:
             for line in in_markdown(found.summary, found.problems, (part for part, _ in parts)):
@@ -362,13 +360,13 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
         if check is not None:
             raise UsageError("--check is for two models; name the rewritten one, too")
 
-        def show_levels(console: Console, found: rewriter.RuntimeCertification) -> None:
+        def show_levels(console: "Console", found: "rewriter.RuntimeCertification") -> None:
             console.result(found, at_levels(found), sum(each.certificate.seconds for each in found.levels))
 
         return carried_out(report, lambda told: rewriter.certify(original, progress=told, **options), show_levels)
     stated = None if check is None else read_certificate(check)
 
-    def show_proof(console: Console, found: rewriter.Certification) -> None:
+    def show_proof(console: "Console", found: "rewriter.Certification") -> None:
         console.result(found, certified(found), found.certificate.seconds, "in the JSON of -o")
 
     return carried_out(report, lambda _: rewriter.certify(original, rewritten, **options).checked(stated), show_proof)
@@ -389,7 +387,7 @@ def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Pa
     return carried_out(report, lambda told: rewriter.bench(*models, progress=told, **options), _show_times)
 
 
-def _show_times(console: Console, found: rewriter.Benchmark) -> None:
+def _show_times(console: "Console", found: "rewriter.Benchmark") -> None:
     from rewriter.report.sections import Table
 
     heads = "inputs, provider, model, ms:ratio, from:ratio, over original:ratio, to:ratio"

@@ -3,8 +3,6 @@
 Rare options have no flag: `--option NAME=VALUE` sets them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -141,7 +139,7 @@ def write_report(report: Path | None, data: Mapping[str, Any]) -> None:
 
 
 def carried_out(
-    report: Path | None, call: Callable[[Progress], Found], show: Callable[[Console, Found], object], **how: bool
+    report: Path | None, call: "Callable[[Progress], Found]", show: "Callable[[Console, Found], object]", **how: bool
 ) -> int:
     """Call, write the JSON if requested, print, and return the exit status; `how` is verbose or quiet."""
     from rewriter.report.terminal import Console

@@ -12,8 +12,6 @@ random oracle: a keyed hash of its operand with those laws of the real function 
 | erf, sin, ... | odd or even |
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math
@@ -196,7 +194,7 @@ def _in_parts(compute: _Of) -> _Of:
     """Compute entry by entry, in parts that a cache of the processor holds, because large temporaries cost most."""
 
     @wraps(compute)
-    def computed(self: Field, *operands: Any) -> Array:
+    def computed(self: "Field", *operands: Any) -> Array:
         shapes = {each.shape for each in operands if isinstance(each, np.ndarray)}
         if len(shapes) != 1 or (size := math.prod(*shapes)) <= _CACHED:
             return np.asarray(compute(self, *operands))
@@ -214,7 +212,7 @@ class Field:
     reads_masks = True  # large negative numbers are masks; else entries are numbers, which may decide shapes
 
     def __init__(
-        self, p: int | Modulus, key: bytes, *, snaps: bool = False, products: Sequence[Product] = (),
+        self, p: "int | Modulus", key: bytes, *, snaps: bool = False, products: Sequence[Product] = (),
         low: float = -200.0,
     ) -> None:  # fmt: skip
         """Of fields of one `Modulus`, weights are lifted once; the key is secret: no file can be built against it.
@@ -547,7 +545,7 @@ class Modulus:
             self.known[key] = made.astype(np.uint32)
 
 
-def multiply(products: Iterable[tuple[Arithmetic, Any, Any]]) -> None:
+def multiply(products: "Iterable[tuple[Arithmetic, Any, Any]]") -> None:
     """Multiply entries in several fields by a weight that is split once, for `Modulus.weighted` to find."""
     # By content of the weight, which may depend on a size.
     new = dict[bytes, tuple[Array, dict[tuple[Modulus, bytes], tuple[Field, Array]]]]()

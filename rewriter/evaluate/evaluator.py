@@ -7,8 +7,6 @@ A row of a table that is taken by an integer input (an embedding) is, in the fie
 the multilinear extension in the one-hot vector of the id, so that any one token tests the whole table.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import ChainMap, UserDict
@@ -78,7 +76,7 @@ def _constant(node: onnx.NodeProto, model: LoadedModel) -> Array:
 class Weights(UserDict[str, Any]):
     """Initializers by name. Small ones are cached; of large ones the last few, since evaluations run in lockstep."""
 
-    def __init__(self, graph: onnx.GraphProto, model: LoadedModel, twin: Weights | None = None) -> None:
+    def __init__(self, graph: onnx.GraphProto, model: LoadedModel, twin: "Weights | None" = None) -> None:
         """Large initializers that `twin` has with the same name and bits are its arrays, of which it has digests."""
         others: UserDict[str, Any] = UserDict() if twin is None else twin
 
@@ -118,7 +116,7 @@ class Program:
     """A model as it is evaluated: functions inlined, operators without a row written out, weights read once."""
 
     def __init__(
-        self, model: LoadedModel, *, other: onnx.ModelProto | None = None, twin: Program | None = None
+        self, model: LoadedModel, *, other: onnx.ModelProto | None = None, twin: "Program | None" = None
     ) -> None:
         """With `other`, fused operators that it lacks are written out too: its heads may be functions of their parts.
 

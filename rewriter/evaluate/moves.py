@@ -1,8 +1,6 @@
 """Rows of operators that move data: each entry of the output is an entry of an operand, or a constant."""
 # ruff: noqa: ARG001 - every row is given its node
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter

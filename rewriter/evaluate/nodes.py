@@ -5,8 +5,6 @@ The first are run by the runtime's own kernels, bit by bit. The second are what 
 must be known.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import ChainMap

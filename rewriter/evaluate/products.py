@@ -1,7 +1,5 @@
 """Products: matrices, Einsum, convolutions and rotary embeddings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache

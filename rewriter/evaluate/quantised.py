@@ -5,8 +5,6 @@ The grid of a Value records that: ("q", type) for quantised integers, and ("d", 
 dequantised numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any

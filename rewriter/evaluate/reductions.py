@@ -1,7 +1,5 @@
 """Rows of operators that combine entries along axes: reductions, softmax, order, norms."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Rows of operators that compute each entry from entries at the same place: arithmetic, activations, comparisons."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

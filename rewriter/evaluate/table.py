@@ -10,8 +10,6 @@ It returns one output, or a tuple of outputs. It is called only if an operand is
 if it was registered with `always`; otherwise the runtime's own kernel computes the node, bit by bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

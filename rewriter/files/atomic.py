@@ -5,8 +5,6 @@ and the file is locked until its process ends: one without a lock is that of a k
 (`sweep`); without locks (on some network file systems) nothing is removed.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

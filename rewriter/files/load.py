@@ -14,8 +14,6 @@ onnx's checker sees names, operators and small attributes, no types and no weigh
   size: onnxruntime inlines them, and n functions that each call the previous one twice grow to 2**n nodes.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import math

@@ -13,8 +13,6 @@ bytes that `commit` then renames to OUT. The same proto gives the same bytes.
   stay intact. Files that no model refers to any more are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

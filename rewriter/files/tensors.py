@@ -14,8 +14,6 @@ Links are read in a Hugging Face cache alone: files in `snapshots/REVISION/` are
 `through_cache` replaces by these paths. Nothing outside of `blobs` is opened through one.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """A tokenizer in a file, as Hugging Face models have it, read by the package `tokenizers` (extra `text`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache

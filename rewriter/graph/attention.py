@@ -8,8 +8,6 @@ one scale for each block of a row. Heads are read from these definitions, and th
 them (`rewriter.evaluate.nodes`); the run uses onnxruntime's own kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property

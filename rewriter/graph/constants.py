@@ -4,8 +4,6 @@ Constants are parameters of activations, weights that nodes transpose or dequant
 Unless the caller provides a reader, only small inline tensors are read: weights are never touched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import SimpleNamespace

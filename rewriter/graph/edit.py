@@ -4,8 +4,6 @@ What is not replaced is unchanged byte for byte. Nodes and constants are removed
 Nodes that were dead before stay, so that a diff of the two models shows only the replacement.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from copy import deepcopy
@@ -34,7 +32,7 @@ class Replacement:
     nodes: tuple[onnx.NodeProto, ...]
     initializers: tuple[onnx.TensorProto, ...]
     functions: tuple[onnx.FunctionProto, ...] = ()
-    further: tuple[Replacement, ...] = ()  # elsewhere in the same graph, to be applied together with this one
+    further: "tuple[Replacement, ...]" = ()  # elsewhere in the same graph, to be applied together with this one
     exposed: tuple[onnx.ValueInfoProto, ...] = ()  # new tensors that become outputs, if the graph is the main one
 
 

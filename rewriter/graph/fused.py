@@ -4,8 +4,6 @@ Plan and certificate both use these definitions, so neither detects an error in 
 own kernels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy

@@ -6,8 +6,6 @@ avoided here: nodes are compared with `is`, never `==`; `Graph.layer` is not use
 LazyValues; no TensorProto is shared with the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

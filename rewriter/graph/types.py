@@ -4,8 +4,6 @@ onnx's own inference runs on a skeleton of the model without weight bytes, so th
 external data need not be loaded.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Mapping
 from contextlib import suppress

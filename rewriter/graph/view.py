@@ -4,8 +4,6 @@ Matchers read this index instead of the protobuf, which must not change while a 
 one pass over the nodes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -58,7 +56,7 @@ class LostError(Exception):
         self.miss = Miss(reason, node, kind)
 
     @classmethod
-    def at(cls, node: onnx.NodeProto, reason: str) -> LostError:
+    def at(cls, node: onnx.NodeProto, reason: str) -> "LostError":
         """The error at a node, which its message names."""
         return cls(f"{label(node)}: {reason}", label(node))
 

@@ -4,8 +4,6 @@ It covers subgraphs, local functions, defaults of function attributes, sparse te
 checking, changing and saving share it, so that no tensor is checked by one and forgotten by another. Nothing recurses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import chain, count

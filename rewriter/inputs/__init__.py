@@ -3,8 +3,6 @@
 The module imports little at the top, because the command line always loads it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -13,8 +13,6 @@ Given inputs, arrays in Python or in an npz file, are converted to the types of 
 of an input, or `case/input` if there are several cases. Nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import zipfile
@@ -430,7 +428,7 @@ class Maker:
 
     def changed(
         self, *, seed: int | None = None, kinds: Mapping[Kind, int] | None = None, most: int | None = None
-    ) -> Maker:
+    ) -> "Maker":
         """The same with other values, sizes of kinds of dimensions, or fewer tokens, of an encoder too."""
         other = copy(self)
         other.seed = self.seed if seed is None else seed

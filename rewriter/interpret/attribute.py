@@ -6,8 +6,6 @@ patterns, denominators and gates frozen, every sublayer is affine in the residua
 the logit from its end to its beginning. Shapes: T tokens, D = d_model, of one sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -72,7 +70,7 @@ def attribute(
     return attribution_of(run, run.linear(logit, minus, position), (logit,) if minus is None else (logit, minus))
 
 
-def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> Attribution:
+def attribution_of(run: "FrozenRun", linear: "Linear", chosen: tuple[int, ...]) -> Attribution:
     """The attribution of a frozen network's logit, or difference; `chosen` are its entries."""
     direct, paths = dict(linear.constants), dict(linear.constants)
     effects = dict[str, Array]()
@@ -161,7 +159,7 @@ class NeuronStep(Step):
     constant: float
 
     @classmethod
-    def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> NeuronStep:
+    def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> "NeuronStep":
         """Neurons with the gates of pre-activations and values [T, neurons]."""
         query, value, output = (AffineMap(each, index.value_of) for each in (own.query, own.value, own.output))
         zero, rate = held(own.function, pre)
@@ -205,14 +203,14 @@ class Terms:
         return ((name, self.table[end - count : end]) for (name, count), end in zip(self.sources, ends, strict=True))
 
     @property
-    def present(self) -> Terms:
+    def present(self) -> "Terms":
         """The sources that are not 0, of terms [terms, R]."""
         counts = [count for _, count in self.sources]
         kept = np.logical_or.reduceat(self.table.any(axis=1), np.cumsum([0, *counts[:-1]]))
         return self if kept.all() else Terms([*compress(self.sources, kept)], self.table[np.repeat(kept, counts)])
 
     @staticmethod
-    def joined(*parts: Terms) -> Terms:
+    def joined(*parts: "Terms") -> "Terms":
         table = np.concatenate([each.table for each in parts]) if len(parts) > 1 else parts[0].table
         return Terms([source for each in parts for source in each.sources], table)
 

@@ -9,8 +9,6 @@ that `attribute` freezes; in-edges sum to it.
 Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

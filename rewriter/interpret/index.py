@@ -4,8 +4,6 @@ Indexing reads the graph and small constants. A tensor (docs/heads.md has their 
 weights on each access, and is not kept.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -106,7 +104,7 @@ class HeadIndex(Mapping[str, Array]):
     tensors: Mapping[str, HeadTensor]
     value_of: ValueOf  # reads constants of the graph; raises LostError
     folded: Callable[[str], Norm | None]
-    wide: Callable[[], HeadIndex]  # the same in float64, without folding
+    wide: "Callable[[], HeadIndex]"  # the same in float64, without folding
     maker: Callable[[], Maker]  # of inputs; raises UsageError
     writes: Mapping[str, Write]  # how sublayers add to the residual stream, as far as they do
     stream: tuple[int, int] | None = None  # in form `whole`: the stream's bias tokens, and its tokens at the most

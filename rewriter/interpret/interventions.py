@@ -10,8 +10,6 @@ The node of a tensor T then computes `T/computed`, and marked nodes compute T fr
 heads, so that they differ by their weights alone. Adding this difference to a sublayer's output restores a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace

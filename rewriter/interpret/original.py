@@ -4,8 +4,6 @@ Queries, keys, values and the heads' outputs are followed to the linear operator
 (`rewriter.interpret.trace`). Attention that cannot be followed is returned as a `Miss` with the node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial

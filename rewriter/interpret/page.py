@@ -4,8 +4,6 @@ A page has a bounded size: the neurons with the largest attributions to the logi
 activations, original heads by the same measure as far as their patterns fit, and a window of tokens.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

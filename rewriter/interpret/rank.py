@@ -5,8 +5,6 @@ No d_model by d_model matrix is computed: with W_V = Q R, the norm of W_V W_O X 
 are one reader and one writer of rank 1: its columns of W1, its row of W2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial

@@ -5,8 +5,6 @@ are empty. Names are those of TransformerLens' hooks; docs/heads.md has all of t
 the model become outputs of a run without graph optimisation, so that the arithmetic is that of the file.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +55,7 @@ class Hook:
 
 
 def run_with_cache(
-    model: Source | HeadIndex, inputs: InputsOrText, *, names: str | Sequence[str] = "*", program: str = "fewest"
+    model: Source | HeadIndex, inputs: "InputsOrText", *, names: str | Sequence[str] = "*", program: str = "fewest"
 ) -> Cached:
     """Run a model, or the result of `heads`, and record the tensors of its heads.
 

@@ -1,7 +1,5 @@
 """The residual stream: normalisations, sums where sublayers write, the path to the logit, rows of bias tokens."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -39,7 +37,7 @@ class FrozenNorm:
         data = rows - rows.mean(axis=-1, keepdims=True) if self.centred else rows
         return np.asarray(data * self.scale * self.factors[:, None])
 
-    def at(self, token: int) -> FrozenNorm:
+    def at(self, token: int) -> "FrozenNorm":
         """The normalisation of rows [K, D] at one token."""
         return replace(self, factors=self.factors[[token]])
 

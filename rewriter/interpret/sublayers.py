@@ -6,8 +6,6 @@ the module path that the exporter left. A model with an encoder and a decoder ha
 `decoder.3.cross_attn`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

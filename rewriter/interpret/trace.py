@@ -5,8 +5,6 @@ replaced by ones, by 1, 2, 3, ... and by zeros show the factor of each entry, it
 So splitting, transposing or repeating heads is recognised by its effect. Rotary embeddings rotate by an angle of 0.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
@@ -69,7 +67,7 @@ class Traced:
     constants: tuple[str, ...]  # those in `added`
     rotary: bool = False  # whether a rotary embedding, which is left out, was applied
 
-    def moved(self, move: Callable[[Array], Array]) -> Traced:
+    def moved(self, move: Callable[[Array], Array]) -> "Traced":
         """The same with entries moved, repeated or dropped."""
         return replace(self, index=move(self.index), factor=move(self.factor), added=move(self.added))
 
@@ -77,7 +75,7 @@ class Traced:
 class _Small(Evaluator):
     """An evaluation that reads no matrix and rotates nothing, and notes why tensors are missing."""
 
-    def __init__(self, tracer: Tracer, program: Program, feeds: Mapping[str, Array]) -> None:
+    def __init__(self, tracer: "Tracer", program: Program, feeds: Mapping[str, Array]) -> None:
         super().__init__(program, Floats(), feeds)
         self.environment.update(tracer.tables)
         self.decided |= feeds.keys()
@@ -281,7 +279,7 @@ class Tracer:
             value = values[tensor]
             yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
-    def norm(self, tensor: str) -> Norm | None:
+    def norm(self, tensor: str) -> "Norm | None":
         """The normalisation whose output a tensor is."""
         norm = norm_before(self.view, self.constants, tensor)
         return norm if norm is not None and norm.output == tensor else None

@@ -5,8 +5,6 @@ stream at its token, and a score scale (q k) a sum over pairs of these sources, 
 Rotations of q and k are linear too, and frozen. Shapes: D = d_model, K = d_head, or 1 for a neuron.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +98,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), terms.table, run.words)
 
 
-def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
+def scores_of(run: FrozenRun) -> "dict[str, ScoreTerms]":
     """Attention sublayer to its scores."""
     return {
         named.name: ScoreTerms(run, place, named.name, named.sublayer)

@@ -6,8 +6,6 @@ number of operators, but onnxruntime's refusals name both sizes: if one number i
 another does not, the dimension is changed until they are equal.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

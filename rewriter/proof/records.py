@@ -1,7 +1,5 @@
 """What is proved about two models, as data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

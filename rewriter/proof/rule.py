@@ -11,8 +11,6 @@ true, and the verdict rests on the certificate. Shapes, element types and the pl
 same; integers and booleans may differ only as often as noise changes them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

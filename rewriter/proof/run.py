@@ -13,8 +13,6 @@ s in [-1, 1]: sin(FREQUENCY x + phase), which is uncorrelated between values, or
 may add up. Phase and kind are inputs of the model, so that one session serves all draws.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +65,7 @@ class Side:
     views: Mapping[Path, GraphView]
 
     @classmethod
-    def of(cls, model: LoadedModel) -> Side:
+    def of(cls, model: LoadedModel) -> "Side":
         return cls(model, {view.path: view for view in all_views(model.proto)})
 
     @property

@@ -3,8 +3,6 @@
 The module imports little at the top, because the command line always loads it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

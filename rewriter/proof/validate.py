@@ -6,8 +6,6 @@ certificate can see: both models on a few inputs, on each provider, with and wit
 rule of `rewriter.proof.rule`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

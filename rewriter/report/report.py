@@ -4,8 +4,6 @@ The schemas beside this file are the contract of the JSON, versioned by `VERSION
 dataclasses, docstrings and comments included: `python -m tools.schemas`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Results as sentences and tables: of a rewriting, for the terminal and pages; of given models, and as Markdown."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap
@@ -62,7 +60,7 @@ class Table:
     rows: tuple[Row, ...]
 
     @classmethod
-    def of(cls, title: str, headings: str, rows: Iterable[Row]) -> Table:
+    def of(cls, title: str, headings: str, rows: Iterable[Row]) -> "Table":
         """A table without empty columns; `headings` are `name, name:kind, ...`, by default of text."""
         named, rows = (heading.partition(":") for heading in headings.split(", ")), tuple(rows)
         columns = [Column(name, cast("Kind", kind or "text")) for name, _, kind in named]

@@ -3,8 +3,6 @@
 Names from a model are plain text, never markup or control characters.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -6,8 +6,6 @@ Trials run in a child process, so that a crash of a library ends the child only;
 how many trials ended with each status, and every finding once. A finding that was mended goes into `cases/`.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import hashlib

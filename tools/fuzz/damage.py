@@ -4,8 +4,6 @@ Half of it is blind: any field of any message of the file may change. The other 
 results are still sound, and get as far as the matcher and the emitters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from random import Random

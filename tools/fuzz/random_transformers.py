@@ -4,8 +4,6 @@
 a model and hypothesis can make it smaller. Weights spread pre-activations over +-3 with outliers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -102,7 +100,7 @@ class _Writer:
     constants: bool = False
     """Whether weights are nodes, as a function needs them."""
 
-    def body(self, *, constants: bool) -> _Writer:
+    def body(self, *, constants: bool) -> "_Writer":
         """A writer of a body: weights other than nodes are in the main graph or in the body."""
         around = self.rng.random() < 0.5 and not constants
         weights = self.weights if around else []

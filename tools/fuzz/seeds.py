@@ -1,7 +1,5 @@
 """What is damaged: the committed models, and small models of one MLP in every spelling that is known."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import onnx

@@ -6,8 +6,6 @@ that knows nothing of the rewriter sees another function (72), an MLP that was n
 refused (73), and a sound model that is rewritten rightly by that evaluation, but fails the proof (74).
 """
 
-from __future__ import annotations
-
 import tempfile
 import traceback
 import warnings

@@ -10,8 +10,6 @@ a model there; and writes an SBOM (CycloneDX) of the lock.
 local file.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import io

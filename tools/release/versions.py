@@ -4,8 +4,6 @@ Each Python that is found gets an environment of its own, made by uv: the oldest
 `pyproject.toml` allows, and the newest ones too; the others have the newest. Needs `.[release]` and network.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

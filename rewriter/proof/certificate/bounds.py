@@ -14,8 +14,6 @@ as a whole, by one of three arithmetics:
 Everything is rigorous: a value that cannot be enclosed raises `Undecided`, never returns a guess.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import sys

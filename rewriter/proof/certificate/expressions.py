@@ -8,8 +8,6 @@ Constants are exact rationals: a float is the number that its bits say. The prim
 everything else (Sub, Tanh, Gelu, ...) is reduced to these by its row in the table of operators, evaluated in `Symbols`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ class Expression:
     """One node of the graph of expressions; made by the functions below, never directly."""
 
     operator: str  # "constant", "variable", "pi", "leaf", "line", "+", "*", "/", "where", or one of `FUNCTIONS`
-    operands: tuple[Expression, ...] = ()
+    operands: "tuple[Expression, ...]" = ()
     value: fmpq | int | Line | None = None  # of a constant; the number of a leaf; a and b of a line a y + b
     total: bool = True  # whether it is known to be defined for all numbers
     positive: bool = False  # whether it is known to be above 0 wherever it is defined

@@ -11,8 +11,6 @@ What values do not show is looked at too: types in which arithmetic is less exac
 replaced and are not.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 import time

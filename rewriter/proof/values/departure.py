@@ -3,8 +3,6 @@
 Names and operators do not matter: a tensor of B has a partner where a tensor of A has the same fingerprint.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,7 +119,7 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Kept) -> 
     return replace(first, regions=last.regions, regions_in_all=last.regions_in_all)
 
 
-def _proposals(a: _Graph, b: _Graph) -> list[tuple[str, str]]:
+def _proposals(a: "_Graph", b: "_Graph") -> list[tuple[str, str]]:
     """Pairs of a tensor of B where it departs and one of A that may be what it should have been."""
     node = b.departing()
     if node is None:

@@ -11,8 +11,6 @@ affine in its one operand (a batch normalisation). How far a rounding may be off
 Only float32: an ulp of float16 is as large as a change that matters, and float64 is not what tools fold in.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

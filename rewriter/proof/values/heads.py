@@ -13,8 +13,6 @@ What has to be trusted: that A' has the same values as B, and the enclosures of 
 can only leave a pair undecided, because a wrong F_A is not what A computes, and a wrong F_B not what B does.
 """
 
-from __future__ import annotations
-
 import secrets
 import sys
 from collections import ChainMap
@@ -115,7 +113,7 @@ class Regions:
     inside: set[str] = field(default_factory=set)  # tensors of B that entries were followed through
     cones: set[str] = field(default_factory=set)  # tensors of A between the leaves of regions and their outputs
 
-    def add(self, reader: _Reader, theirs: Kept) -> None:
+    def add(self, reader: "_Reader", theirs: Kept) -> None:
         """Add what was read at a size, and what masks the softmaxes of B there."""
         known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
         for name in _masked_softmaxes(theirs):
@@ -135,7 +133,7 @@ class Regions:
         self.inside |= reader.inside
         self.cones.update(*(_between(reader, each.output, each.leaves) for each in reader.regions.values()))
 
-    def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
+    def unmasked(self, a: "Replacing", b: "Replacing") -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
 
         A score that is masked by a number weighs nothing in the field. That is right where the number is large: where

@@ -1,7 +1,5 @@
 """Fingerprints of the tensors of an evaluation: equal tensors have equal ones, whatever their names and shapes."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

@@ -7,8 +7,6 @@ tensors acts on each row by itself, there is one function of a row, whatever the
 was evaluated at many random rows.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import ChainMap, Counter
 from collections.abc import Container, Mapping, Sequence

@@ -7,8 +7,6 @@ attention to other tokens nothing is left.
 `softmax` stays a single symbol, because the field and ball arithmetic write it differently (`wide`, `in_field`).
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
 from functools import cached_property, reduce

@@ -5,8 +5,6 @@ security policy with hashes of style and script forbids everything else, so that
 anything. Long lists are truncated or folded. This is the only file that imports jinja2.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Tables of single nodes, and what judges them: onnxruntime's kernels and onnx's reference evaluator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

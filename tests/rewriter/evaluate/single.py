@@ -1,7 +1,5 @@
 """One node in each arithmetic, beside onnxruntime and onnx's reference evaluator."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention and rotary embeddings, evaluated and written out: beside onnxruntime and onnx, and beside their parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Products and convolutions: each row beside onnxruntime and onnx, and in a field."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import partial

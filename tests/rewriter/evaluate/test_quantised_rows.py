@@ -1,7 +1,5 @@
 """Quantised operators: each row beside onnxruntime and onnx, and in a field beside its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A variant of attention that only GPUs have a kernel for; the others are tried in `tests/rewriter/evaluate`."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

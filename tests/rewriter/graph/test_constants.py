@@ -1,7 +1,5 @@
 """Constant tensors: which ones count, what their values are, and which values are never computed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Splicing: what goes, what stays, in a graph that a replacement is put into."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 The operators themselves are held to onnxruntime in `tests/rewriter/evaluate/test_scalar.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

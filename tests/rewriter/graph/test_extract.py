@@ -1,7 +1,5 @@
 """Cutting a part out of a graph: its nodes, its interface, and the model that it becomes."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

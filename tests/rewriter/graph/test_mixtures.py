@@ -1,7 +1,5 @@
 """Mixtures of experts in one operator: the definition against onnxruntime's kernel and numpy, and taken apart."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fragments of new nodes: names, constants, bodies of functions."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

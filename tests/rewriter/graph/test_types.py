@@ -1,7 +1,5 @@
 """Types and shapes without weights: what is declared, what is inferred, and what the skeleton leaves out."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

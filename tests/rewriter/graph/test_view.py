@@ -1,7 +1,5 @@
 """The index of a graph: what the bodies of control flow read from around them."""
 
-from __future__ import annotations
-
 import onnx
 
 from rewriter.graph.constants import Constants

@@ -1,7 +1,5 @@
 """Inputs made for a model: valid, consistent, varied, repeatable."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

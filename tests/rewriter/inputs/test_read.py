@@ -1,7 +1,5 @@
 """Inputs that a user gives: arrays, npz files, text; what fits, and one line for what does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators say what inputs are: ids are followed to their tables, axes have the sizes that their readers need."""
 
-from __future__ import annotations
-
 import pytest
 from onnx import parser
 

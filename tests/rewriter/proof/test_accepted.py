@@ -1,7 +1,5 @@
 """Sizes that a model fixes by its constants are found; text is among the inputs where a tokenizer lies beside it."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tensors that become outputs: what they hold, and that wrong ones fail the proof although the model is right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

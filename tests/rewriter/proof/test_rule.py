@@ -1,7 +1,5 @@
 """The rule on arrays by hand, and the noise that it is fed with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Running models as a whole and in segments gives the same; the proof by blocks finds the same faults."""
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
 from typing import Any

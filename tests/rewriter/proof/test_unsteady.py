@@ -1,7 +1,5 @@
 """What onnxruntime never writes is left out and named, what it writes is compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Expressions at one number, by mpmath: an evaluator that shares nothing with the tested ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import mpmath

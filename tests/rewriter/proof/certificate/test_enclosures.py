@@ -1,7 +1,5 @@
 """Cells: what is said of all y between two numbers holds at numbers between them, by mpmath with 60 digits."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from random import Random
 

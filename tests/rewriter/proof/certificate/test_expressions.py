@@ -1,7 +1,5 @@
 """Expressions: one object for equal ones, folded constants, and operators by their definitions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

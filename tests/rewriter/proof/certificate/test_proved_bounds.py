@@ -1,7 +1,5 @@
 """Bounds over all reals: what is proved is true, and wrong functions are refused, however narrow the place."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

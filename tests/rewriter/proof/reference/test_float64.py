@@ -1,7 +1,5 @@
 """The float64 evaluation: what is widened, what is refused, that nothing is rounded on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What other tools fuse, written out by its definition: as onnxruntime computes it, and certified."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Activations that became heads: right pairs are proved in every form, and what onnxruntime says is wrong is not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pairs that differ, or of which only the original runs, and that certificates once passed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Names in `TRIED` are certified at the sizes tried only; those in `REFUSED` shoul
 yet; those in `OPEN` should not be certified, and are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 `tests/sabotage/rows.txt` has more: none of these stands there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from itertools import product

@@ -4,8 +4,6 @@ A pair is marked `open` while it still is; `strict` makes the test fail once it 
 are judged several times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
