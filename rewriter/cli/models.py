@@ -25,7 +25,6 @@ from rewriter.cli.options import (
     with_options,
 )
 from rewriter.errors import UsageError
-from rewriter.files.atomic import write_text
 from rewriter.proof.settings import CompareOptions, Settings
 from rewriter.text import quoted, size
 
@@ -163,9 +162,9 @@ def convert(
 
             certification_of(model, result.output, result.validation.certificate).write(certificate)
         if html is not None:
-            from rewriter.report.html import render
+            from rewriter.report.html import write_page
 
-            write_text(html, render(result))
+            write_page(result, html)
         console.report(result)
 
     how = {"quiet": quiet, "verbose": verbose}

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rewriter.errors import UsageError
+from rewriter.files.atomic import write_text
 from rewriter.report.report import Report
 from rewriter.report.sections import Cell, Column, certainty, sections, summary_lines, warnings, written
 from rewriter.text import shortened
@@ -23,6 +25,11 @@ from rewriter.text import shortened
 _MAX_NAME, _MAX_SENTENCE = 240, 600  # characters; of longer texts both ends are shown
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
 short = partial(shortened, limit=_MAX_NAME)  # a name as shown on the page
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
+    write_text(path, render(report))
 
 
 def require_jinja() -> Any:
