@@ -1,5 +1,7 @@
 """The commands and examples of the README and of the pages run as they are printed, in order, in a fresh folder."""
 
+import ast
+import importlib
 import json
 import re
 import shlex
@@ -49,6 +51,15 @@ def test_pages_run_as_printed_one_after_the_other(tmp_path: Path, monkeypatch: p
                 differs = difference(printed, example.wanted)
                 assert differs is None, f"{page}\n{example.code}\n{differs}"
     assert left_over(tmp_path) == ""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_printed_examples_import_of_the_product_exists(page: str) -> None:
+    for example in examples(page):
+        for node in ast.walk(ast.parse(example.code if example.language == "python" else "")):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("rewriter", "passes"):
+                module = importlib.import_module(node.module or "")
+                assert [each.name for each in node.names if not hasattr(module, each.name)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
