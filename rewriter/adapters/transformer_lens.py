@@ -1,23 +1,39 @@
-"""`with_mlp_heads`: a TransformerLens model whose MLPs are the neuron heads of an ONNX file.
+"""ONNX files in TransformerLens: run by a bridge, or with their neuron heads in place of a model's MLPs.
 
-TransformerLens has one number of heads per model, so the heads of neurons are a separate layer: they replace
-`blocks.3.mlp` and have its hooks, [batch, tokens, heads, ...]. Each head attends from a token to itself and to m bias
-tokens, so its pattern has 1 + m entries instead of one per token: the token itself comes first.
-`hook_result` is recorded where `cfg.use_attn_result` is set. Needs the extra `transformerlens`.
+A bridge of `boot_onnx` has no modules, weights or gradients, like those to vLLM: hooks read, and `intervene` changes.
+
+TransformerLens has one number of heads per model, so the heads of neurons in a PyTorch bridge (`with_mlp_heads`) are a
+separate layer: they replace `blocks.3.mlp` and have its hooks, [batch, tokens, heads, ...]. Each head attends from a
+token to itself and to m bias tokens, so its pattern has 1 + m entries instead of one per token: the token itself comes
+first. `hook_result` is recorded where `cfg.use_attn_result` is set. Needs the extra `transformerlens`.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import HeadIndex, heads
+from rewriter.interpret.run import Hook, batch_of, hooks_of, ids_input, recorded, values_of
 from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.text import quoted
 
 try:
     import torch
     from torch import Tensor, nn
+    from transformer_lens import TransformerBridgeConfig
     from transformer_lens.hook_points import HookPoint
+    from transformer_lens.model_bridge import ArchitectureAdapter, RemoteBridge
+    from transformer_lens.model_bridge.driver_protocol import ForwardResult, to_torch
+    from transformer_lens.model_bridge.sources._bridge_builder import configure_tokenizer
+    from transformer_lens.model_bridge.sources._driver_base import DriverBase
+    from transformer_lens.model_bridge.sources.vllm.intervention_specs import validate_spec
 except ImportError as error:
     what = f"this needs TransformerLens ({str(error.name).partition('.')[0]} is missing)"
     raise UsageError(f"{what}: pip install 'attnonly[transformerlens]'") from None
@@ -131,3 +147,109 @@ class MlpHeads(nn.Module):  # type: ignore[misc]  # torch is untyped here
 def _projected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     heads, rows, width = weight.shape
     return (x @ weight.permute(1, 0, 2).reshape(rows, heads * width)).unflatten(-1, (heads, width)) + bias
+
+
+def boot_onnx(model: Source, tokenizer: Any = None) -> Any:
+    """A `RemoteBridge` of TransformerLens that runs an ONNX file, original or rewritten, with onnxruntime.
+
+    Hooks are those of `rewriter.run_with_cache`, for neurons under `blocks.3.mlp`. `intervene` maps hooks to functions
+    of a tensor, or to specifications such as `{"op": "scale", "factor": 0.5, "pos": [3]}`; text needs a `tokenizer` of
+    transformers. Raises ModelError, or UsageError for a model that is not one stack of blocks, read from token ids.
+    """
+    index = heads(model)
+    maker, blocks = index.maker(), len(index.layers)
+    if not index.attention or [*index.layers] != [f"blocks.{number}" for number in range(blocks)]:
+        reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed_attention), "")
+        raise UsageError(f"a bridge needs one stack of blocks with attention, which the file lacks{reason}")
+    n_heads, d_model, d_head = index.tensors[f"{index.attention[0].name}.W_Q"].shape
+    rows = ids_input(maker, "a batch of token ids").rows or -1
+    limit = maker.longest or 2**31 - 1
+    config = TransformerBridgeConfig(d_model, d_head, blocks, limit, n_heads, rows, architecture="ONNX")
+    adapter = ArchitectureAdapter(config)
+    adapter.component_mapping = {}
+    adapter.supports_hf_output_attentions = False
+    tokenizer = None if tokenizer is None else configure_tokenizer(tokenizer, config)
+    return RemoteBridge(adapter, tokenizer, OnnxDriver(index, config, tokenizer))
+
+
+class OnnxDriver(DriverBase):  # type: ignore[misc]  # TransformerLens is untyped here
+    """Runs the file of an index for TransformerLens."""
+
+    _supported_features = frozenset({"intervention_callbacks"})
+
+    def __init__(self, index: HeadIndex, config: Any, tokenizer: Any) -> None:
+        super().__init__(config, tokenizer)
+        self._index = index
+        self._hooks = {name.replace(".mlp_heads.", ".mlp."): hook for name, hook in hooks_of(index).items()}
+        self.supported_hook_points = frozenset(self._hooks)
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        *,
+        capture: tuple[str, ...] = (),
+        intervene: Mapping[str, Any] | None = None,
+        max_new_tokens: int = 1,
+        return_logits: bool = True,
+        **inputs: Any,
+    ) -> Any:
+        """Run the file once on token ids [batch, tokens], and on further `inputs` of it by name.
+
+        The logits are its first output. Interventions take effect in the order of the graph, and changed values are
+        captured. Raises UsageError for hooks that the file lacks or that cannot be changed, and unfitting inputs.
+        """
+        if input_ids is None or max_new_tokens != 1:
+            raise UsageError("a bridge to an ONNX file takes token ids, and makes no new ones")
+        changes, view = dict(intervene or {}), self._index.view
+        for name in {*capture, *changes} - self.supported_hook_points:
+            raise UsageError(f"the file has no hook {quoted(name)}; hook_dict has those that there are")
+        case = batch_of(self._index, np.atleast_2d(_array(input_ids)), {name: _array(inputs[name]) for name in inputs})
+        for name in sorted(changes, key=lambda name: view.producer.get(self._hooks[name].tensors[0], -1)):
+            hook = self._hooks[name]
+            changed = _changed(name, hook, values_of(self._index, case, hook.tensors), changes[name])
+            case = replace(case, feeds={**case.feeds, hook.tensors[0]: changed})
+        ends = {"logits": Hook(view.outputs[:1], itemgetter(view.outputs[0]))} if return_logits else {}
+        captured, found = recorded(self._index, [case], {name: self._hooks[name] for name in capture}, ends)
+        return ForwardResult(logits=found.get("logits"), captured=captured)
+
+
+def _array(tensor: Any) -> Array:
+    return np.asarray(tensor.detach().cpu() if isinstance(tensor, Tensor) else tensor)
+
+
+def _changed(name: str, hook: Hook, values: Mapping[str, Array], change: Any) -> Array:
+    """The hook's first tensor after an intervention on the hook. Raises UsageError."""
+    held = values[hook.tensors[0]]
+
+    def shown(entries: Array) -> Array:
+        return hook.make({**values, hook.tensors[0]: entries.reshape(held.shape)})
+
+    value = shown(held)
+    wanted = _array(change(to_torch(value))) if callable(change) else _specified(name, value, change)
+    if wanted.shape != value.shape:
+        raise UsageError(f"the function for {name} {[*value.shape]} gives {[*wanted.shape]}")
+    # Most hooks show entries of their tensor, each times a factor and with a constant added.
+    with np.errstate(all="ignore"):
+        start = shown(np.zeros(held.size))
+        factor = shown(np.ones(held.size)) - start
+        places = np.nan_to_num((shown(np.arange(held.size, dtype=np.float64)) - start) / factor)
+        result = held.astype(np.float64).reshape(-1)
+        result[places.round().astype(np.int64).clip(0, held.size - 1)] = (wanted - start) / factor
+        again = shown(result)
+    if not np.allclose(again, wanted, rtol=1e-9, atol=1e-9 * np.abs(start).max(), equal_nan=True):
+        raise UsageError(f"{name} cannot have this value: no tensor of the file gives it")
+    return result.astype(held.dtype).reshape(held.shape)
+
+
+def _specified(name: str, value: Array, change: Any) -> Array:
+    """A hook's value after an intervention in TransformerLens's words. Raises UsageError."""
+    by_query = name.endswith((".attn.hook_attn_scores", ".attn.hook_pattern"))  # [batch, heads, tokens, ...]
+    made = value.copy() if by_query else value.reshape(*value.shape[:2], -1).copy()
+    try:
+        spec = validate_spec(name, change)
+        rows = np.atleast_1d(np.arange(made.shape[-2]) if spec.get("pos") is None else spec["pos"])
+        part, operand = made[..., rows, :], _array(spec.get("value", spec.get("factor", 0.0)))
+        made[..., rows, :] = {"scale": part * operand, "add": part + operand}.get(spec["op"], operand)
+    except (IndexError, ValueError) as error:
+        raise UsageError(f"{name} {[*value.shape]} cannot be changed: {error}") from None
+    return made.reshape(value.shape)

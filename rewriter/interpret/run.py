@@ -24,7 +24,7 @@ from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.graph.edit import extract, split, upstream
 from rewriter.inputs import Inputs, as_given
-from rewriter.inputs.cases import Case, InputSpec, Maker, Role, load_cases
+from rewriter.inputs.cases import Case, InputSpec, Kind, Maker, Role, load_cases
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write
@@ -50,7 +50,7 @@ class Cached:
 class Hook:
     """A tensor to record."""
 
-    tensors: tuple[str, ...]
+    tensors: tuple[str, ...]  # where an entry of the hook is one of a tensor, that is the first
     make: Callable[[Values], Array]
 
 
@@ -207,10 +207,10 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
         source = linear(values).astype(np.float64)
         return by_head(values, lambda head, y: head.evaluate(y, source)[..., None])
 
-    tensors = tuple(dict.fromkeys(name for name in (*data_of.tensors, own.gate, own.own) if name))
+    tensors = tuple(dict.fromkeys(name for name in (own.gate, own.own, *data_of.tensors) if name))
     yield "hook_pre", Hook(tensors, pre)
     if own.gated:
-        yield "hook_pre_linear", Hook(tensors, linear)
+        yield "hook_pre_linear", Hook((own.own, *tensors) if own.own else tensors, linear)
     yield "hook_pattern", Hook(tensors, lambda values: by_head(values, weights))
     yield "hook_z", Hook(tensors, outputs)
 
@@ -280,14 +280,7 @@ def _tokenized(made: Callable[[], Maker], given: Text) -> GivenCases:
     if not texts:
         raise UsageError("there is no text")
     maker = made()
-    unknown = next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None)
-    if unknown is not None:
-        raise UsageError(f"text does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
-    found = [spec for spec in maker.specs if spec.role is Role.IDS]
-    if len(found) != 1:
-        what = f"text fills one input of token ids, and there are {len(found)}"
-        raise UsageError(f"{what}: give all inputs as arrays")
-    rows, longest, cases, spellings = found[0].rows, maker.longest, [], []
+    rows, longest, cases, spellings = ids_input(maker, "text").rows, maker.longest, [], []
     for number, text in enumerate(texts):
         with refusing(f"the tokenizer cannot encode {quoted(text)}"):
             encoding = tokenizer.encode(text)
@@ -311,6 +304,34 @@ def _tokenized(made: Callable[[], Maker], given: Text) -> GivenCases:
         with refusing(f"the tokenizer cannot decode {quoted(text)}"):
             spellings.append(tuple(spelling(tokenizer, each) for each in ids))
     return GivenCases(tuple(cases), made, tuple(spellings), texts, tokenizer)
+
+
+def ids_input(maker: Maker, given: str) -> InputSpec:
+    """The only input of token ids, on which all others depend. Raises UsageError."""
+    unknown = next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None)
+    if unknown is not None:
+        raise UsageError(f"{given} does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
+    found = [spec for spec in maker.specs if spec.role is Role.IDS]
+    if len(found) != 1:
+        what = f"{given} fills one input of token ids, and there are {len(found)}"
+        raise UsageError(f"{what}: give all inputs as arrays")
+    return found[0]
+
+
+def batch_of(index: HeadIndex, ids: Array, further: Mapping[str, Array]) -> Case:
+    """Token ids [batch, tokens] as a case without padding and past, except as `further` inputs by name say.
+
+    Raises UsageError where they do not fit the model, or do not determine its inputs.
+    """
+    maker, tokens = index.maker(), ids.shape[-1]
+    spec = ids_input(maker, "a batch of token ids")
+    if maker.longest is not None and tokens > maker.longest:
+        raise UsageError(f"there are {tokens} tokens, and the model takes at most {maker.longest}")
+    feeds = dict(maker.case((1, tokens, 0), number=1).feeds)
+    for each in maker.specs:
+        if Kind.BATCH in each.kinds:
+            feeds[each.name] = feeds[each.name].repeat(len(ids), each.kinds.index(Kind.BATCH))
+    return load_cases({**feeds, spec.name: ids, **further}, index.proto)[0]
 
 
 def _ids(specs: Sequence[InputSpec], feeds: Mapping[str, Array]) -> Iterator[tuple[int, ...]]:

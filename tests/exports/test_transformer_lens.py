@@ -1,6 +1,6 @@
-"""Neuron heads in TransformerLens: logits, hooks and ablations against the original bridge and onnxruntime."""
+"""Neuron heads, and whole files, in TransformerLens: logits, hooks and ablations against PyTorch and onnxruntime."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.conftest import Export
 from tests.headmath import neuron_pattern, neurons_write, wide
 
 pytest.importorskip("transformer_lens")
-from rewriter.adapters.transformer_lens import MlpHeads, with_mlp_heads
+from rewriter.adapters.transformer_lens import MlpHeads, boot_onnx, with_mlp_heads
 
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 
@@ -189,3 +189,74 @@ def test_another_model_is_refused_and_nothing_changes(export: Export) -> None:
 def test_what_is_no_bridge(export: Export) -> None:
     with pytest.raises(UsageError, match="a TransformerBridge of TransformerLens 4 is needed, not a GPT2LMHeadModel"):
         with_mlp_heads(module("gpt2-silu"), file("gpt2-silu", export))
+
+
+STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_out")
+HOOKS = (*STREAM, "attn.hook_q", "attn.hook_v", "attn.hook_z", "attn.hook_pattern", "mlp.hook_pre")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_bridge_to_a_file_shows_what_the_model_computes(name: str, export: Export) -> None:
+    import torch
+
+    path, own = file(name, export), bridge(name)
+    remote = boot_onnx(path)
+    found, cache = remote.run_with_cache(torch.tensor(TOKENS))
+    _, wanted = own.run_with_cache(torch.tensor(TOKENS))
+    np.testing.assert_array_equal(found, open_session(path, optimise=False).run(feeds())["logits"])
+    np.testing.assert_allclose(found, logits(own), atol=1e-4)
+    for key in ("n_layers", "n_heads", "d_head", "d_model", "d_vocab", "d_vocab_out"):
+        assert getattr(remote.cfg, key) == getattr(own.cfg, key), key
+    for place, other in ((f"blocks.{n}.{hook}", f"blocks.{1 - n}.{hook}") for n in (0, 1) for hook in HOOKS):
+        here, there = cache[place], wanted[place].detach()
+        here = here[:, :, :: here.shape[2] // there.shape[2]]  # query heads may share values
+        torch.testing.assert_close(here, there, atol=1e-4, rtol=0.0)
+        for wrong in (wanted[other], there.roll(1, 1 if "pattern" in place else 2)):
+            assert (here - wrong).abs().max() > 0.1, place
+
+
+CHANGES: tuple[tuple[str, Any, Any, float, float], ...] = (
+    ("attn.hook_z", None, np.s_[:, :, 1], 0.0, 0.0),
+    ("attn.hook_z", {"op": "suppress", "pos": [2, 4]}, np.s_[:, [2, 4]], 0.0, 0.0),
+    ("attn.hook_pattern", {"op": "scale", "factor": 0.5, "pos": 3}, np.s_[:, :, 3], 0.5, 0.0),
+    ("attn.hook_k", {"op": "set", "value": 0.7, "pos": 5}, np.s_[:, 5], 0.0, 0.7),
+    ("mlp.hook_pre", {"op": "set", "value": -0.3, "pos": 8}, np.s_[:, 8], 0.0, -0.3),
+    ("hook_attn_out", {"op": "add", "value": [0.5, 0.0] * 16}, np.s_[:, :, ::2], 1.0, 0.5),
+)
+
+
+def edited(tensor: Any, hook: Any = None, *, where: Any, factor: float, added: float) -> Any:
+    changed = tensor.clone()
+    changed[where] = changed[where] * factor + added
+    return changed
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_interventions_are_those_of_hooks(name: str, export: Export) -> None:
+    import torch
+
+    own, remote, tokens = bridge(name), boot_onnx(file(name, export)), torch.tensor(TOKENS)
+    for hook, spec, where, factor, added in CHANGES:
+        change = partial(edited, where=where, factor=factor, added=added)
+        places = [f"blocks.{layer}.{hook}" for layer in (1, 0)]
+        wanted = own.run_with_hooks(tokens, fwd_hooks=[(place, change) for place in places]).detach()
+        found = remote.forward(tokens, intervene=dict.fromkeys(places, spec or change))
+        assert np.abs(wanted - logits(own)).max() > 0.1, spec
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0.0)
+
+
+def test_what_a_bridge_to_a_file_refuses(export: Export) -> None:
+    remote, seen = boot_onnx(file("llama", export)), dict[str, Any]()
+    look = [("blocks.1.attn.hook_q", lambda q, hook: seen.update({hook.name: q.shape}))]
+    remote.run_with_hooks(TOKENS, fwd_hooks=look)
+    assert seen == {"blocks.1.attn.hook_q": (2, 9, 4, 8)}
+    for hook, change, reason in (
+        ("attn.hook_result", {"op": "suppress"}, "the file has no hook"),
+        ("attn.hook_z", {"op": "double"}, "Unsupported intervention op"),
+        ("attn.hook_z", {"op": "suppress", "pos": 9}, "out of bounds"),
+        ("attn.hook_z", lambda z: z[:, 1:], "gives"),
+        ("attn.hook_k", partial(edited, where=np.s_[:, :, 1], factor=0.0, added=0.0), "no tensor of the file gives it"),
+        ("mlp.hook_pattern", {"op": "suppress"}, "no tensor of the file gives it"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            remote.forward(TOKENS, intervene={f"blocks.0.{hook}": change})
