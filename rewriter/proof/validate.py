@@ -203,11 +203,15 @@ class Judge:
         wide, few = self.original.size <= CHEAP, certificate.certified and (self._by_blocks or not watched)
         options: dict[str, Any] = {"most": self.longest, "by_blocks": self._by_blocks, "progress": self.progress}
         before = run_accepted(old, (*ways, *again), self.settings, few=few, wide=wide, what="the original", **options)
-        path, reached = self.original.path, dict[str, float]()
+        reached = dict[str, float]()
         if watched:
-            options["what"] = "the original, pre-activations"
-            watching = run_accepted(named, ways[:1], self.settings, beside=path, outputs=tuple(watched), **options)
-            reached = watching.largest()
+            further: dict[str, Any] = {"outputs": tuple(watched), "what": "the original, pre-activations"}
+            if few:
+                path = self.original.path
+                found = run_accepted(named, ways[:1], self.settings, beside=path, **further, **options)
+            else:
+                found = self._run(named, before.cases, ways[:1], **further)
+            reached = found.largest()
         try:
             new = Side.of(self.rewritten)
             after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
@@ -215,8 +219,8 @@ class Judge:
             most = 0 if claims or self.longest is not None else self._most_taken(new)
             if not most:
                 raise ValidationError(f"the rewritten model does not run: {error}") from error
-            found = replace(self, longest=most).verdict()
-            return replace(found, uncompared=(_SHORTER.format(most, error), *found.uncompared))
+            shorter = replace(self, longest=most).verdict()
+            return replace(shorter, uncompared=(_SHORTER.format(most, error), *shorter.uncompared))
         points = {each.place: each for each in reversed([*_noise(certificate, claims, old), *self.noise])}
         runs = {name: self._provider(name, (old, new), before, after, (*points.values(),)) for name in providers}
         failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
