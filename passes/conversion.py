@@ -21,7 +21,7 @@ from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError, needed
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-_SMALLEST_OPSET = 7  # the first in which Mul and Add broadcast without attributes
+_BROADCASTING_OPSET = 7  # the first in which Mul and Add broadcast without attributes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     factored = options.form == LOCAL
     opset, types = view.opsets.get("", 1), block.types
     odd, why = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None), ""
-    if opset < _SMALLEST_OPSET:
-        why = f"opset {opset} is older than {_SMALLEST_OPSET}; convert the model to a newer opset first"
+    if opset < _BROADCASTING_OPSET:
+        why = f"opset {opset} is older than {_BROADCASTING_OPSET}; convert the model to a newer opset first"
     elif block.elem_type == 0:
         why = "its element type is unknown; add value_info, for example with onnx.shape_inference"
     elif odd is not None:
