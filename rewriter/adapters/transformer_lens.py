@@ -201,8 +201,8 @@ class OnnxDriver(DriverBase):  # type: ignore[misc]  # TransformerLens is untype
         if input_ids is None or max_new_tokens != 1:
             raise UsageError("a bridge to an ONNX file takes token ids, and makes no new ones")
         changes, view = dict(intervene or {}), self._index.view
-        for name in {*capture, *changes} - self.supported_hook_points:
-            raise UsageError(f"the file has no hook {quoted(name)}; hook_dict has those that there are")
+        if unknown := {*capture, *changes} - self.supported_hook_points:
+            raise UsageError(f"the file has no hook {quoted(min(unknown))}; hook_dict lists its hooks")
         case = batch_of(self._index, np.atleast_2d(_array(input_ids)), {name: _array(inputs[name]) for name in inputs})
         for name in sorted(changes, key=lambda name: view.producer.get(self._hooks[name].tensors[0], -1)):
             hook = self._hooks[name]

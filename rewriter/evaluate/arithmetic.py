@@ -82,7 +82,7 @@ _FACTS: dict[int, tuple[weakref.ref[Array], dict[str, Any]]] = {}
 
 
 def unchanging(table: Array, facts: dict[str, Any]) -> Array:
-    """The array, which never changes; what is asked about it is kept in `facts`, which may outlive it."""
+    """The array, which never changes; `facts` caches its digest and its ends, and may outlive it."""
     place = id(table)
     _FACTS[place] = weakref.ref(table, lambda _: _FACTS.pop(place, None)), facts
     return table
