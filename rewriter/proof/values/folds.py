@@ -5,6 +5,7 @@ affine in its one operand (a batch normalisation). How far a rounding may be off
 
 - **A weight times a factor**: 4 units in the last place (ulp), entry by entry. A batch normalisation's g / sqrt(v + e)
   takes three roundings, of which the square root halves the first, and the product one more: 3.5 half-ulps.
+- **A weight that neither file computes**, under another name: 4 ulp, too. Two tools folded the same.
 - **A bias through an affine node**, (b - m) s + c, which may cancel: 4 ulp of the sum of its terms.
 - **What A computes of constants alone**: 4 ulp of what changing these in their last places, at random, does to it.
 
@@ -36,6 +37,7 @@ _NUDGE = 2.0**-20
 _DIRECTIONS = 6
 _SCALARS, _APART = 64, 1e-6
 _TRIED = 64  # products compared entry by entry, for one constant
+_LAST_PLACES = "in other last places"
 Residues = Callable[[Field], Array]
 
 
@@ -56,7 +58,7 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
         return {}
     made = {name: x for name, x in _float32(computed).items() if name not in ours}
     search = _ConstantIndex(a, ours, made)
-    found = ((name, search.find(y)) for name, y in lost.items())
+    found = ((name, search.find(name, y)) for name, y in lost.items())
     return {name: fold for name, fold in found if fold is not None}
 
 
@@ -188,6 +190,7 @@ def _vector(x: Array) -> bool:
 
 def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[_Affine]) -> Iterator[_Vector]:
     """All scalars and vectors, each once."""
+    yield _Vector(_LAST_PLACES, lambda _: np.ones(1, np.int64), np.ones(1))
     for each in affine:
         yield each.scale()
     seen = set[bytes]()
@@ -262,13 +265,13 @@ class _ConstantIndex:
             found.setdefault(affine.size, []).extend(affine.bias(x, name) for name, x in given.items())
         return found
 
-    def find(self, y: Array) -> Fold | None:
+    def find(self, own: str, y: Array) -> Fold | None:
         for name, x in ((name, x) for name, x in self._computed.items() if x.shape == y.shape):
             alike = _near(x[_sample(x.shape)], y[_sample(y.shape)], _unit(np.abs(y).max()))
             if alike and _near(x, y, self._units_of(name, x)):
                 return Fold(f"{quoted(name)}, computed", _lifted(x))
         squeezed = y.squeeze()
-        found = self._product(squeezed)
+        found = self._product(own, squeezed)
         if found is None and squeezed.ndim == 1:
             biases = self._biases.get(squeezed.size, ())
             found = next((each for each in biases if _near(each.values, squeezed, each.units)), None)
@@ -287,8 +290,8 @@ class _ConstantIndex:
         except Unsupported:
             return np.asarray(_unit(np.abs(x)))
 
-    def _product(self, y: Array) -> Fold | None:
-        """A weight times a factor."""
+    def _product(self, own: str, y: Array) -> Fold | None:
+        """A weight times a factor; a weight of the same name is a copy."""
         peak, tried, sample = np.unravel_index(int(np.abs(y).argmax()), y.shape), 0, _sample(y.shape)
         axes = [(0, 1), *((axis, size) for axis, size in enumerate(y.shape) if size > 1)]
         along = [(axis, *self._factors[size]) for axis, size in axes if size in self._factors]
@@ -302,6 +305,8 @@ class _ConstantIndex:
                     factor = factors[place]
                     shape = [-1 if each == axis else 1 for each in range(y.ndim)]
                     spread = np.broadcast_to(factor.values.reshape(shape), y.shape)
+                    if factor.spelling == _LAST_PLACES and name.endswith(quoted(own)):
+                        continue
                     if not _near(x[sample] * spread[sample], y[sample]) or (tried := tried + 1) > _TRIED:
                         continue
                     if _near(x, y, None, spread):

@@ -88,7 +88,7 @@ def test_products_are_found(y: Array, spelling: str) -> None:
         (W * ROW[::-1], "times a vector in another order"),
         ((W * SCALE)[::-1].copy(), "rows in another order"),
         (W, "it is a constant of A"),
-        (off(W, 1), "a copy is not a product"),
+        (off(W, 5), "a copy is not a product"),
         (off(W * np.float32(4), 1), "a product by a power of 2 does not round"),
         (W.T.copy(), "it is one, transposed"),
         (np.full(8, SCALE), "one number: snapped in the field"),
@@ -97,6 +97,14 @@ def test_products_are_found(y: Array, spelling: str) -> None:
 )
 def test_nothing_else_is(y: Array, why: str) -> None:
     assert folded(original(), reading(y), {}) == {}, why
+
+
+@pytest.mark.parametrize(("name", "ulps", "found"), [("w", 4, True), ("w", 5, False), ("W", 1, False)])
+def test_two_tools_computed_the_same(name: str, ulps: int, found: bool) -> None:
+    """A weight that was only copied keeps its name, and all of its bits."""
+    other = program(f"out = MatMul(x, {name})", **{name: off(W.T, ulps)})
+    result = {each: fold.spelling for each, fold in folded(original(), other, {}).items()}
+    assert result == ({name: "transposed 'W' in other last places"} if found else {})
 
 
 @pytest.mark.parametrize("elem", ["float16", "bfloat16", "double"])
