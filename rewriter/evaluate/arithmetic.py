@@ -56,7 +56,7 @@ class Unsupported(RewriteError):  # noqa: N818 - says what the graph is
 class Value:
     """A tensor of entries that depend on data: int64 residues, or float64."""
 
-    __slots__ = ("entries", "grid", "masks", "ndim", "origin", "shape", "size", "whole")
+    __slots__ = ("constant", "entries", "grid", "masks", "ndim", "origin", "shape", "size", "whole")
 
     def __init__(
         self, entries: Array, masks: Array | None = None, origin: Any = None, *, whole: bool = False, grid: Any = None
@@ -68,6 +68,7 @@ class Value:
         self.masks = np.broadcast_to(masks, entries.shape) if masks is not None and np.any(masks) else None
         # How it was computed, for a softmax that is spelled out: ("exp", x), ("sumexp", x, axes, keepdims), ...
         self.origin = origin
+        self.constant: Array | None = None  # in the arithmetic of the reals, what the runtime makes of constants alone
 
 
 def is_float(value: Any) -> bool:

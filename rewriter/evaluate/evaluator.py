@@ -38,7 +38,7 @@ from rewriter.evaluate.arithmetic import (
 from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
 from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, SIGNED
-from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, is_random, row, tuple_of
+from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, Operator, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
 from rewriter.graph.edit import by_definition, inlined
@@ -55,6 +55,7 @@ _SHAPES = {"Shape", "Size"}
 _LAID_OUT = PARTS | REARRANGED - CASTS
 _PARTS_OPSET = 13  # nodes that define an operator are of this opset, or a later one
 _SMALL_WEIGHT = 64
+_MOST_POSITIONS = 2**16  # entries of a table of positions that is computed with as the runtime does, too
 _MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
 
@@ -335,7 +336,7 @@ class Evaluator:
             raise Unsupported(f"{label(node)} reads '{missing[0]}' before it is computed")
         operands = [environment[name] if name else None for name in node.input]
         decided = node.op_type not in _SHAPES and any(name in self.decided for name in node.input)
-        chosen = node.op_type not in _SHAPES and any(isinstance(each, Value) for each in operands)
+        chosen = node.op_type not in _SHAPES and any(isinstance(x, Value) and x.constant is None for x in operands)
         call = Call(node, node.op_type, self.program.attributes(node), self, decided)
         try:
             made = tuple_of(self._computed(call, operands, environment))
@@ -394,7 +395,13 @@ class Evaluator:
                 if node.output[0] in self.turned and made.dtype == np.bool_:
                     made = np.logical_not(made)
             return made
-        return self._opaque(call, operands) if found is None else found(call, *operands)
+        if found is None:
+            return self._opaque(call, operands)
+        entries = [each for each in operands if isinstance(each, Value)]
+        if entries and all(each.constant is not None for each in entries):
+            numbers = [x.constant if isinstance(x, Value) else x for x in operands]
+            return self._both_ways(found, call, numbers, operands)
+        return found(call, *operands)
 
     def part(self, call: Call, operands: list[Any]) -> Sequence[Any]:
         """The outputs of one of the nodes that define an operator."""
@@ -476,7 +483,25 @@ class Evaluator:
         elif self.in_reals and found is not None and kind not in ALWAYS and kernels is None:
             lifted = self._in_reals(call, operands)
             if lifted is not None:
-                return found(call, *lifted)
+                return self._both_ways(found, call, operands, lifted)
+        return self._by_runtime(call, operands, kernels)
+
+    def _both_ways(self, found: Operator, call: Call, operands: list[Any], lifted: list[Any]) -> Any:
+        """What a node makes of constants in the reals; integers, which may be positions in a table, as the runtime."""
+        if max(x.size for x in operands if isinstance(x, np.ndarray)) > _MOST_POSITIONS:
+            return found(call, *lifted)
+        numbers = tuple_of(self._by_runtime(call, operands, self.program.kernels))
+        if not all(map(is_float, numbers)):
+            return numbers
+        made = tuple_of(found(call, *lifted))
+        for value, constant in zip(made, numbers, strict=False):  # a kernel leaves out outputs that nothing reads
+            if isinstance(value, Value):
+                value.constant = constant
+        return made
+
+    def _by_runtime(self, call: Call, operands: list[Any], kernels: Kernels | None) -> Any:
+        node, kind = call.node, call.kind
+        found, floats = row(key_of(node)[0], kind), any(map(is_float, operands))
         if found is not None and kind in (MOVES if floats else ALWAYS):
             return self.program.moved(call, found, operands)
         if is_random(kind):
