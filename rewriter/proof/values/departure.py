@@ -202,8 +202,13 @@ class _Graph:
         return [name for name in node.output if name in self.data and name not in self.pairs]
 
     def departing(self) -> onnx.NodeProto | None:
-        """The first node with an output without a partner, but all operands; not of a region that converges."""
-        places = sorted(place for region in self.regions if not self.converges(region) for place in region)
+        """The first node with an output without a partner, but all operands; not of a region that converges.
+
+        Nor of one of which nothing is read but sizes, if there are others.
+        """
+        apart = [region for region in self.regions if not self.converges(region)]
+        leading = [region for region in apart if any(self.boundary(region)[1:])] or apart
+        places = sorted(place for region in leading for place in region)
         return next((self.nodes[place] for place in places if self.lost(self.nodes[place])), None)
 
     def converges(self, region: Sequence[int]) -> bool:

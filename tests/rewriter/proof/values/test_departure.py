@@ -151,6 +151,15 @@ def test_a_reshape_of_an_operand_is_the_operand() -> None:
     assert (moved.operands, moved.rearranged) == ((("u", "y"),), ("u",))
 
 
+def test_a_tensor_of_which_only_sizes_are_read() -> None:
+    """It departs earlier, and nothing depends on it."""
+    expanded = "t = Tanh(x) {} e = Expand({}, s) out = Mul({}, e)"
+    a = expanded.format("s = Shape(t)", "$2.0", "t")
+    b = expanded.format("n = Neg(t) s = Shape(n) d = Add(t, $1e-20)", "$2.0", "d")
+    assert departed(a, b).node == "Add 'd'"
+    assert departed(a, expanded.format("n = Neg(t) s = Shape(n)", "$2.0", "t")).node == "Neg 'n'"
+
+
 def test_another_table() -> None:
     """A node that reads no data but token ids."""
     texts = "out = Gather(W1, ids)", "out = Gather(V1, ids)"
