@@ -46,7 +46,8 @@ _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 FARTHEST, UNREACHED = 2.0**59, 1e15
 """Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
 the same where constants are read as the numbers they are rounded from."""
-INFINITE = 1000  # the count of masking constants in an entry that is -infinity
+FAR, INFINITE = 2**5, 2**15
+"""The counts of masking constants in an entry that one below every score masks, and in one that is -infinity."""
 
 
 class Unsupported(RewriteError):  # noqa: N818 - says what the graph is
@@ -234,6 +235,8 @@ class Field:
         self.turned: frozenset[int] = frozenset()
         self.turn = -1
         self.coins = 0  # the fewest different signs that were taken at once since this was 0
+        # How far masked scores are below the first of their row, and whether a score may be larger than the mask.
+        self.gaps: set[tuple[int, bool]] = set()
         self.snapped: dict[float, str] = {}  # constants, and the numbers that they are rounded from
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
@@ -318,6 +321,12 @@ class Field:
         if more.any():
             self.settled.add(self._last)
         return -np.sign(more)
+
+    def note_masked(self, gaps: Array, masks: Array) -> None:
+        """Note how far numbers that weigh nothing are below others, and how many masking constants more they have."""
+        for near in (False, True):
+            found = distinct(gaps[((masks < FAR) == near) & (masks > 0) & (masks < INFINITE)])
+            self.gaps.update((each, near) for each in found.tolist())
 
     def _note(self, a: Array) -> bool:
         """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none.
@@ -473,8 +482,8 @@ class Field:
         if odd.any():
             signed = np.where(x > 0, self._infinity, self.p - self._infinity)
             entries = np.where(np.isnan(x), self._infinity // 2, np.where(odd, signed, entries))
-        masks = np.where(np.isneginf(x), INFINITE, low).astype(np.int64) if low.any() else None
-        return Value(entries, masks)
+        counts = np.where(np.isneginf(x), INFINITE, np.where(x <= -FARTHEST, FAR, 1))
+        return Value(entries, np.where(low, counts, 0) if low.any() else None)
 
     def _exact(self, x: Array) -> Array:
         """float32 or float64 as residues; anything for what is not finite."""

@@ -111,7 +111,9 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
         chosen = masks.argmin(-1)[..., None]
         anchor, least = np.take_along_axis(entries, chosen, -1), np.take_along_axis(masks, chosen, -1)
         kept, weights = masks <= least, np.zeros_like(entries)
-        weights[kept] = f.exp(f.sub(entries[kept], np.broadcast_to(anchor, entries.shape)[kept]))
+        below = f.sub(entries, anchor)
+        f.note_masked(below, masks - least)
+        weights[kept] = f.exp(below[kept])
     return anchor, weights, f.total(weights, -1, keepdims=True)
 
 

@@ -89,7 +89,9 @@ def _pow(call: Call, x: Any, exponent: Any) -> Any:
 @elementwise("Exp")
 def _exp(call: Call, x: Value) -> Any:
     entries = call.f.exp(x.entries)
-    entries = entries if x.masks is None else np.where(x.masks > 0, 0, entries)
+    if x.masks is not None:  # what was subtracted before is not an entry of the row
+        call.f.note_masked(x.entries, x.masks)
+        entries = np.where(x.masks > 0, 0, entries)
     return Value(entries, origin=("exp", x))
 
 

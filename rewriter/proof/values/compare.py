@@ -167,6 +167,7 @@ class Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._reason, self._refuted = "", ""
+        self._unproved = ""  # why values that were the same at all points proved nothing
         self._signs: tuple[Signs, Signs]  # of a reading
         self._alike: EqualTensors | None
         self._blocks, self._about = blocks, ""  # an activation of A that the reason is about
@@ -247,10 +248,11 @@ class Pair:
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
-        departing = self._departure()  # which may say what the reason is about
+        # Another reading's difference would mislead. Where a model departs may say what the reason is about.
+        departing = self._departure() if not self._unproved else None
         why = Refusal(
             original=self._refuted or self._about,
-            reason=named or self._reason,
+            reason=named or self._unproved or self._reason,
             refuted=bool(self._refuted),
         )
         return Certificate(certified=False, refusals=(why,), departure=departing)
@@ -370,6 +372,8 @@ class Pair:
             or self._never_compared(reading, ours, theirs, drawn)
         )
         self._reason = unfit or self._reason
+        if len(draws[0]) == len(self.points):
+            self._unproved = self._unproved or unfit
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
         return None if unfit else tuple(f"{value:.9g} = {text}" for each in snapped for value, text in each)
 
@@ -549,12 +553,12 @@ class Pair:
             self._about = self._block_behind(one_way)
             return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
         for ours, theirs in zip(a, b, strict=True):
-            loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
+            loose = next(self._heads.get(reading, Regions()).unmasked(ours, theirs), "")
             if loose and reading not in self._heads:
                 self._read_heads(reading)
-                loose = self._heads[reading].unmasked(ours, theirs)
+                loose = next(self._heads[reading].unmasked(ours, theirs), "")
             if loose:
-                return f"what masks the scores of '{loose[0]}' is not known to be far below the others"
+                return f"scores of '{loose}' are masked by a number that they may exceed, unlike in the other model"
         return ""
 
     def _block_behind(self, name: str) -> str:

@@ -28,17 +28,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import (
-    FARTHEST,
-    INFINITE,
-    Field,
-    Modulus,
-    Unsupported,
-    Value,
-    content,
-    distinct,
-    is_float,
-)
+from rewriter.evaluate.arithmetic import INFINITE, Field, Modulus, Unsupported, Value, content
 from rewriter.evaluate.evaluator import Program, in_step
 from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
 from rewriter.evaluate.scalar import BROADCAST
@@ -108,14 +98,11 @@ class Regions:
     masks: dict[str, frozenset[Fraction]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)  # by activation of A that B has not, why it was not read
     forgotten: list[str] = field(default_factory=list)  # softmaxes whose scores may be larger than the masking number
-    # By softmax of B, whether each of its masks is a number that A masks with, or one below every score.
-    far: dict[str, bool] = field(default_factory=dict)
     inside: set[str] = field(default_factory=set)  # tensors of B that entries were followed through
     cones: set[str] = field(default_factory=set)  # tensors of A between the leaves of regions and their outputs
 
     def add(self, reader: "_Reader", theirs: Kept) -> None:
         """Add what was read at a size, and what masks the softmaxes of B there."""
-        known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
         for name in _masked_softmaxes(theirs):
             numbers = _all_gaps(theirs, name, reader.read.get(name, {}))
             if numbers or name in reader.read:
@@ -125,27 +112,25 @@ class Regions:
                 ends = (x for each in reader.scores.get(name, ()) for x in _values(each, _FAR, -_FAR))
                 if numbers and max((abs(x) for x in ends if x is not None), default=0) > -max(numbers):
                     self.forgotten.append(name)
-            far = all(number <= -FARTHEST or number in known for number in _mask_numbers(theirs, name))
-            self.far[name] = far and self.far.get(name, True)
         self.regions = reader.regions
         failures = reader.failures | self.failures
         self.failures = {name: text for name, text in failures.items() if name not in self.regions}
         self.inside |= reader.inside
         self.cones.update(*(_between(reader, each.output, each.leaves) for each in reader.regions.values()))
 
-    def unmasked(self, a: "Replacing", b: "Replacing") -> list[str]:
-        """Softmaxes of B with masked scores that are not known to be far below the others.
+    def unmasked(self, a: "Replacing", b: "Replacing") -> Iterator[str]:
+        """Nodes of both models with masked scores that are not known to be far below the others.
 
-        A score that is masked by a number weighs nothing in the field. That is right where the number is large: where
-        it is one of `masks`, where A masks a score by the same, and in an attention that is not a head and is `far`.
+        A score that is masked by a number weighs nothing in the field. That is right where the number is below every
+        score, where the other model masks a score by the same, and in heads, where it is one of `masks`.
         """
-        known = {residue for gaps in a.gaps.values() for residue in gaps}
         allowed = {name: {b.field.rational(gap) for gap in gaps} for name, gaps in self.masks.items()}
-        return [
-            name
-            for name, gaps in b.gaps.items()
-            if (name in self.masks or not self.far.get(name)) and gaps - known - allowed.get(name, set())
-        ]
+        for run, other, inside in ((b, a, self.masks.keys()), (a, b, set[str]())):
+            known = {residue for gaps in other.gaps.values() for residue, _ in gaps}
+            for name, gaps in run.gaps.items():
+                apart = {gap for gap, near in gaps if near or name in inside} - known
+                if apart - allowed.get(name, set()) and not (run is a and name in self.cones):
+                    yield name
 
 
 class Replacing(Kept):
@@ -160,38 +145,29 @@ class Replacing(Kept):
         leaves = {name for each in self.regions.values() for name in each.leaves}
         super().__init__(program, field, feeds, keep=None if whole else leaves, **options)
         self._noted: dict[tuple[str, ...], set[int]] = {}  # conditions, by the outputs of the node that has them
-        self.gaps: dict[str, set[int]] = {}  # by softmax, how far masked scores are below their row's first
+        self.gaps: dict[str, set[tuple[int, bool]]] = {}  # as `Field.gaps`, by first output of the node
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        """Replace a region, and note what masks a softmax. Raises Unsupported where F_A is not what A computes."""
+        """Replace a region. Raises Unsupported where F_A is not what A computes."""
         own = self.makers.get(name) is node
         if own and name in self.regions:  # leaves of this round of a loop are in the environment
             around = ChainMap(environment, self.values)
             environment[name] = _replaced(self.field, self.regions[name], around, environment[name])
         super().computed(node, name, environment)
-        if own and node.op_type in ("Softmax", "Exp") and name == node.output[0]:
-            self._note_masks(node, name, environment[node.input[0]])
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        before, self.field.conditions = self.field.conditions, set()
+        f = self.field
+        before, f.conditions, f.gaps = (f.conditions, f.gaps), set(), set()
         super().node(node, environment)
-        if self.field.conditions:
-            self._noted.setdefault((*node.output,), set()).update(self.field.conditions)
-        self.field.conditions = before
+        if f.conditions:
+            self._noted.setdefault((*node.output,), set()).update(f.conditions)
+        if f.gaps:
+            self.gaps.setdefault(node.output[0], set()).update(f.gaps)
+        f.conditions, f.gaps = before
 
     def conditions(self, inside: AbstractSet[str]) -> set[int]:
         """The conditions of all nodes but those inside of heads, which have them in other rows too."""
         return set[int]().union(*(each for outputs, each in self._noted.items() if inside.isdisjoint(outputs)))
-
-    def _note_masks(self, node: onnx.NodeProto, name: str, scores: Any) -> None:
-        if not isinstance(scores, Value) or scores.masks is None:
-            return
-        if node.op_type == "Softmax":
-            found = _masked_gaps(self, node, scores)[0]
-        else:  # what is subtracted is not an entry of the row
-            found = scores.entries[(scores.masks > 0) & (scores.masks < INFINITE)]
-        if found.size:
-            self.gaps.setdefault(name, set()).update(distinct(found).tolist())
 
 
 def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
@@ -282,18 +258,6 @@ def _masked_softmaxes(run: Kept) -> Iterator[str]:
         scores = run.values.get(node.input[0]) if node.op_type == "Softmax" else None
         if isinstance(scores, Value) and scores.masks is not None:
             yield name
-
-
-def _mask_numbers(run: Kept, name: str) -> set[float]:
-    """The constants that mask scores of a softmax, looked for in every tensor with a masking constant."""
-
-    def before(each: str) -> Sequence[str]:
-        value = run.values.get(each)
-        return run.makers[each].input if isinstance(value, Value) and value.masks is not None else ()
-
-    values = (run.values.get(each) for each in reached(run.makers[name].input[:1], before))
-    constants = [value for value in values if isinstance(value, np.ndarray) and is_float(value)]
-    return {x for each in constants for x in each[np.isfinite(each) & (each <= run.field.low)].tolist()}
 
 
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
