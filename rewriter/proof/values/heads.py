@@ -38,19 +38,8 @@ from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes, reached, subgraphs
 from rewriter.inputs.cases import Maker
 from rewriter.proof.certificate.bounds import Bound, bound
-from rewriter.proof.certificate.expressions import (
-    ONE,
-    VARIABLE,
-    Expression,
-    NotAFunction,
-    constant,
-    degree_in,
-    leaf,
-    mul,
-    ordered,
-    sub,
-    total,
-)
+from rewriter.proof.certificate import expressions as ex
+from rewriter.proof.certificate.expressions import Expression, NotAFunction, leaf, ordered
 from rewriter.proof.records import CEILINGS, TOPS, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, wide
@@ -273,7 +262,7 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
             at = int(np.flatnonzero(residues == residue)[0])
             spot = tuple(places[at].tolist())
             walk = Walk(run, {})
-            found[residue] = sub(walk.at(scores, spot), walk.at(scores, (*spot[:-1], int(first[spot[:-1]]))))
+            found[residue] = ex.sub(walk.at(scores, spot), walk.at(scores, (*spot[:-1], int(first[spot[:-1]]))))
     except NotAFunction:
         return frozenset()
     numbers = [_number(each) for each in found.values()]
@@ -290,7 +279,7 @@ def _number(expression: Expression) -> Fraction | None:
 def _values(expression: Expression, *numbers: fmpq) -> list[Fraction | None]:
     """What an expression is where its leaves are each of some numbers; None where no operator says so exactly."""
     leaves = [part for part in ordered(expression) if part.operator == "leaf"]
-    made = (wide(expression, dict.fromkeys(leaves, constant(each))).value for each in numbers)
+    made = (wide(expression, dict.fromkeys(leaves, ex.constant(each))).value for each in numbers)
     return [Fraction(int(x.p), int(x.q)) if isinstance(x, fmpq) else None for x in made]
 
 
@@ -475,8 +464,8 @@ class _Reader(Replacing):
         # Other tensors may happen to be a leaf in the field, as (y + |y|) / 2 is where y is a square.
         mine = Walk(self, dict(here), leaves).at(name, place)
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
-            here |= {key * factor % self.field.p: mul(number, part) for key, part in [*here.items()]}
-        other = total(self._terms(layer, spot[layer.axis], here, spot))
+            here |= {key * factor % self.field.p: ex.mul(number, part) for key, part in [*here.items()]}
+        other = ex.total(self._terms(layer, spot[layer.axis], here, spot))
         return Region(name, tuple(leaves), mine, other)
 
     def _scalars(self, name: str, leaves: Sequence[str]) -> Iterator[tuple[int, Expression]]:
@@ -579,7 +568,7 @@ def linear_leaf(region: Region) -> int | None:
         return None
     both = wide(region.original), wide(region.rewritten)
     places = range(len(region.leaves))
-    return next((place for place in places if all(degree_in(side, leaf(place)) == 1 for side in both)), None)
+    return next((place for place in places if all(ex.degree_in(side, leaf(place)) == 1 for side in both)), None)
 
 
 def distance(region: Region, claim: Claimed | None, limit: float, elem_types: Sequence[int]) -> Bound:
@@ -609,7 +598,7 @@ def _distance(region: Region, limit: float, domains: Sequence[float | None], top
         found = [_distance(replace(x, original=f, rewritten=g), limit, domains, top) for x, f, g in pairs]
         worst = max(found, key=lambda each: (not each.holds, each.bound))
         return replace(worst, domain=min((x.domain for x in found if x.domain is not None), default=None))
-    values = {leaf(place): ONE if place == value else VARIABLE for place in range(MOST_LEAVES)}
+    values = {leaf(place): ex.ONE if place == value else ex.VARIABLE for place in range(MOST_LEAVES)}
     one, two = wide(region.original, values), wide(region.rewritten, values)
     # Without a claim, only heads are taken to be meant for some numbers alone: several exponentials share their weight.
     kinds = [part.operator for part in ordered(region.rewritten)]
@@ -621,7 +610,7 @@ def _distance(region: Region, limit: float, domains: Sequence[float | None], top
 
 def _factors(function: Expression) -> list[Expression] | None:
     """A product as its factors of either leaf, constants with the last; None where it is none."""
-    made, pending = [ONE] * MOST_LEAVES, [function]
+    made, pending = [ex.ONE] * MOST_LEAVES, [function]
     while pending:
         part = pending.pop()
         places = [place for place in range(MOST_LEAVES) if leaf(place) in ordered(part)]
@@ -631,5 +620,5 @@ def _factors(function: Expression) -> list[Expression] | None:
             pending += part.operands
         else:
             place = places[0] if places else MOST_LEAVES - 1
-            made[place] = mul(made[place], part)
+            made[place] = ex.mul(made[place], part)
     return made
