@@ -693,6 +693,7 @@ class Floats:
     sigmoid: _Of = staticmethod(sigmoid)
     positive: _Of = staticmethod(lambda a: np.maximum(a, 0.0))
     masks_decide: _Of = staticmethod(lambda more: -np.sign(more))
+    note_masked: Callable[..., None] = staticmethod(lambda *_: None)
     maximum: _Of = staticmethod(np.maximum)
     minimum: _Of = staticmethod(np.minimum)
     reduced: _Of = staticmethod(np.asarray)

@@ -37,8 +37,8 @@ from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes, reached, subgraphs
 from rewriter.inputs.cases import Maker
-from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate import expressions as ex
+from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, leaf, ordered
 from rewriter.proof.records import CEILINGS, TOPS, Claimed
 from rewriter.proof.values.prints import Fingerprints

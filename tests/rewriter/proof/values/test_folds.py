@@ -102,7 +102,8 @@ def test_nothing_else_is(y: Array, why: str) -> None:
 @pytest.mark.parametrize(("name", "ulps", "found"), [("w", 4, True), ("w", 5, False), ("W", 1, False)])
 def test_two_tools_computed_the_same(name: str, ulps: int, found: bool) -> None:
     """A weight that was only copied keeps its name, and all of its bits."""
-    other = program(f"out = MatMul(x, {name})", **{name: off(W.T, ulps)})
+    weights: dict[str, Any] = {name: off(W.T, ulps)}
+    other = program(f"out = MatMul(x, {name})", **weights)
     result = {each: fold.spelling for each, fold in folded(original(), other, {}).items()}
     assert result == ({name: "transposed 'W' in other last places"} if found else {})
 

@@ -571,7 +571,7 @@ def test_positions_are_computed_by_the_runtime_where_constants_are_multiplied_in
     text = """s = Shape(x) n = Gather(s, one) r = Range(zero, n, one) f = Cast<to = 1>(r) g = Add(f, {}) l = Log(g)
     k = Cast<to = 7>(l) t = Gather(T, k) {} y = Mul(x, v) out = Add(y, t)"""
     rng = np.random.default_rng(5)  # of which the products are rounded in another way
-    constants = {**integers(zero=0, one=1), "T": rng.normal(size=(8, 4))}
+    constants: dict[str, Any] = {**integers(zero=0, one=1), "T": rng.normal(size=(8, 4))}
     constants |= {name: rng.normal(size=4) for name in "ABC"}
     first = text.format("$1.0", "u = Mul(A, B) v = Mul(u, C)")
     second = text.format("$1.0" if start == "one" else "$2.0", "u = Mul(B, C) v = Mul(A, u)")
