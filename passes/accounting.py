@@ -12,7 +12,7 @@ from passes.match.blocks import QUANTISING, Block, Dataflow
 from passes.match.linear import LINEAR_OPERATORS
 from passes.options import DEFAULT_MAX_TOKENS, FormOptions
 from passes.plan import Plan, own_attention
-from rewriter.evaluate.table import MICROSOFT
+from rewriter.evaluate.table import MICROSOFT, NCHWC
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, operator_of
 from rewriter.graph.walk import functions_with, reads
 
@@ -42,12 +42,11 @@ _NAMES = {
         Equal Greater GreaterOrEqual Less LessOrEqual And Or Not TensorScatter RelativePositionBias
         """,
 }
-_OPERATORS = {kind: frozenset(names.split()) for kind, names in _NAMES.items()}
-_OPERATORS["linear"] |= {name for _, name in LINEAR_OPERATORS}
-_OPERATORS["data movement"] |= PARTS.union(REARRANGED, QUANTISING)
-PURE = frozenset[str]().union(*_OPERATORS.values())
-"""Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
-(also spelled out), moves and masks. Every other one outside heads counts if it reads data and makes no integers."""
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_KINDS |= dict.fromkeys((name for _, name in LINEAR_OPERATORS), "linear")
+_KINDS |= dict.fromkeys(PARTS.union(REARRANGED, QUANTISING), "data movement")
+"""The operators of ONNX and onnxruntime that do not count against purity, moves and masks among them. Every other one
+outside heads counts if it reads data and makes no integers."""
 
 PRODUCT = "elementwise products of gates"  # the purity line's name for what `--gate product` keeps
 _INTEGER_TYPES = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
@@ -181,7 +180,7 @@ def _counts(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
 
 def _kind(node: onnx.NodeProto, data: list[str], derived: dict[str, set[str]]) -> str:
     """What a node that reads `data` is for, by its operator and by what its operands are computed from."""
-    found = next((kind for kind, names in _OPERATORS.items() if node.op_type in names), "data movement")
+    found = _KINDS.get(node.op_type, "data movement")
     two = len({*data}) == 2
     if two and key_of(node) in LINEAR_OPERATORS:
         found = "attention"
@@ -199,4 +198,4 @@ def _kind(node: onnx.NodeProto, data: list[str], derived: dict[str, set[str]]) -
 
 def _is_pure(node: onnx.NodeProto) -> bool:
     plain = attributes(node).get("activation") in (None, 0, b"", b"none")
-    return plain and node.op_type in PURE and key_of(node)[0] in ("", MICROSOFT, "com.microsoft.nchwc")
+    return plain and node.op_type in _KINDS and key_of(node)[0] in ("", MICROSOFT, NCHWC)

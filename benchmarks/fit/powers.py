@@ -97,7 +97,11 @@ class _Fit:
 
     def errors(self, x: Array) -> Array:
         """The error at each point."""
-        return np.asarray(self.y * (self.powers(x).mean(self.y) - self.share))
+        powers = self.powers(x)
+        r = np.exp(powers.step * self.y)
+        z = r + 1.0 / r
+        p, rest = (np.polyval(each, z) for each in powers.polynomials)
+        return np.asarray(self.y * ((r * p + rest) / (z * p + 2.0 * rest) - self.share))
 
     def largest(self, x: Array) -> float:
         """The largest error; infinite where something that is divided by is not positive."""

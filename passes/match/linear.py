@@ -158,21 +158,15 @@ def _quantised(_: GraphView, constants: Constants, node: onnx.NodeProto, make: M
 
 
 LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
-    ("", "MatMul"): _product,
-    ("", "Gemm"): _product,
-    ("", "Conv"): _conv,
-    ("", "Einsum"): _einsum,
-    ("", "MatMulInteger"): _quantised,
-    ("", "QLinearMatMul"): _product,
-    ("", "QLinearConv"): _conv,
-    (MICROSOFT, "FusedMatMul"): _product,
-    (MICROSOFT, "TransposeMatMul"): _product,
-    (MICROSOFT, "FusedGemm"): _product,
-    (MICROSOFT, "FusedConv"): _conv,
-    (MICROSOFT, "MatMulNBits"): _quantised,
-    (MICROSOFT, "MatMulBnb4"): _quantised,
-    (MICROSOFT, "MatMulFpQ4"): _quantised,
-    (MICROSOFT, "DynamicQuantizeMatMul"): _quantised,
-    (MICROSOFT, "MatMulIntegerToFloat"): _quantised,
-    (MICROSOFT, "QGemm"): _quantised,
+    (domain, name): recognise
+    for domain, recognise, names in (
+        ("", _product, "MatMul Gemm QLinearMatMul"),
+        ("", _conv, "Conv QLinearConv"),
+        ("", _einsum, "Einsum"),
+        ("", _quantised, "MatMulInteger"),
+        (MICROSOFT, _product, "FusedMatMul TransposeMatMul FusedGemm"),
+        (MICROSOFT, _conv, "FusedConv"),
+        (MICROSOFT, _quantised, "MatMulNBits MatMulBnb4 MatMulFpQ4 DynamicQuantizeMatMul MatMulIntegerToFloat QGemm"),
+    )
+    for name in names.split()
 }

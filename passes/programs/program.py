@@ -178,6 +178,13 @@ def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) 
 
 
 LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 are normal float32 numbers
+Key = tuple[float, float, float]  # slope and offset of its logit, and its value
+
+
+def _mean_of(keys: Sequence[Key], y: Array) -> Array:
+    """The mean of the values at points [...], weighted by the softmax."""
+    (slope, offset, value), *others = keys
+    return Head(slope, tuple(BiasToken(*key) for key in others), offset, 0.0, value).mean(y)[1]
 
 
 @dataclass(frozen=True)
@@ -198,8 +205,8 @@ class Line:
         return LOWEST / self.step
 
     @cached_property
-    def keys(self) -> tuple[tuple[float, float, float], ...]:
-        """(slope, offset, value) of every key of the softmax whose mean of values is the line; the two ends first."""
+    def keys(self) -> tuple[Key, ...]:
+        """The keys of the softmax whose mean of values is the line; the two ends first."""
         value = 1.0 / (self.step * self.end)
         nodes = [(r, w) for rate, w in self.pairs for r in (rate, 1.0 - rate)]
         nodes += [(0.5, self.middle)] if self.middle else []
@@ -207,9 +214,8 @@ class Line:
         return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
 
     def evaluate(self, g: Array) -> Array:
-        """In float64, as one head whose values are all constant."""
-        (slope, offset, value), *others = self.keys
-        return Head(slope, tuple(BiasToken(*key) for key in others), offset, 0.0, value).mean(g)[1]
+        """In float64."""
+        return _mean_of(self.keys, g)
 
     def heads(self, head: Head) -> tuple[Head, ...]:
         """The heads of `head`'s gate: self value c line(g) + d times what the values read.
@@ -264,20 +270,8 @@ class Powers:
         return tuple(p.coeffs.tolist()), tuple(np.pad(r.coeffs, (p.order - r.order, 0)).tolist())
 
     def mean(self, y: Array) -> Array:
-        """`factor` Phi(y) in float64, with the operations of form `local`."""
-        with np.errstate(over="ignore", divide="ignore"):
-            # Nothing is clipped on the other side: 1/r may be infinite.
-            r = np.exp(np.minimum(self.step * y, REACH))
-            inverse = 1.0 / r
-            z = r + inverse
-            h = np.asarray(self.base)
-            for fraction in self.fractions:
-                below: Array = np.zeros(())
-                for part, shift in reversed(fraction):
-                    below = np.asarray(part / (z + shift + below))
-                h = h + below
-            own = r + h
-            return np.asarray(self.factor * (own / (own + (inverse + h))))
+        """`factor` Phi(y) in float64."""
+        return _mean_of(self.keys, y)
 
     def scaled(self, inner: float, outer: float) -> "Powers":
         """The multiple of y in `outer f(inner y)`, f being y times this one."""
@@ -288,17 +282,22 @@ class Powers:
         parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
         return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))
 
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        """The same as heads: one for every key with a nonzero multiple, all over the same keys."""
+    @cached_property
+    def keys(self) -> tuple[Key, ...]:
+        """The keys of the softmax whose mean of values is this multiple."""
         p, r = map(_expanded, self.polynomials)
         shared = np.pad(r, 1)
         # Index n + j belongs to r^j; a product with r or 1/r shifts by one.
         own, other = np.pad(p, (2, 0)) + shared, np.pad(p, (0, 2)) + shared
         weights = own + other
-        count = len(weights) // 2
-        keys = [(j * self.step, math.log(weight)) for j, weight in zip(range(-count, count + 1), weights, strict=True)]
-        return heads_over(keys, (self.factor * own / weights).tolist())
+        slopes = self.step * (np.arange(len(weights)) - len(weights) // 2)
+        rows = slopes, np.log(weights), self.factor * own / weights
+        return tuple(zip(*(row.tolist() for row in rows), strict=True))
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The same as heads: one for every key with a nonzero multiple, all over the same keys."""
+        return heads_over([key[:2] for key in self.keys], [multiple for *_, multiple in self.keys])
 
 
 def _expanded(coefficients: tuple[float, ...]) -> Array:
@@ -601,19 +600,9 @@ def _program(entry: dict[str, Any]) -> Program:
     if "parts" in entry:
         powers = Powers(entry["step"], tuple(entry["parts"]), tuple(entry["shifts"]), entry["pairs"], entry["base"])
         return Program(heads=powers.heads, powers=powers, **stated)
-    heads = tuple(map(_head, entry.get("heads", [entry])))
+    tokens = tuple(BiasToken(*map(float, token)) for token in entry["bias_tokens"])
+    beta, gamma, c, d = map(float, (*entry["self_key"], *entry.get("self_value", (1.0, 0.0))))
+    head = Head(beta, tokens, gamma, c, d)
     # A shift would round coefficients that must stay as they are.
     stays = entry.get("float32") or entry.get("precise")
-    return Program(
-        heads=heads if stays else tuple(head.conditioned() for head in heads),
-        linear=entry.get("linear", 0.0),
-        constant=entry.get("constant", 0.0),
-        **stated,
-    )
-
-
-def _head(row: dict[str, Any]) -> Head:
-    beta, gamma = row["self_key"]
-    c, d = row.get("self_value", [1.0, 0.0])
-    tokens = tuple(BiasToken(*map(float, token)) for token in row["bias_tokens"])
-    return Head(beta=float(beta), gamma=float(gamma), c=float(c), d=float(d), bias_tokens=tokens)
+    return Program(heads=(head if stays else head.conditioned(),), **stated)
