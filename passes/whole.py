@@ -351,11 +351,11 @@ class Reader:
 
     def _value(self, term: Term, case: Case, fill: Callable[..., object]) -> NDArray[np.generic]:
         """A term computed by the graph's nodes. Raises any Exception."""
-        view, shapes, names = self.view, self.shapes(*case), [name for name in term[1] if name]
-        above = sorted(ancestors(view, self._stops, names))
-        feeds: dict[str, NDArray[np.generic]] = {}
-        kept = list[onnx.TensorProto]()
-        for name in sorted({name for index in above for name in reads(view.nodes[index])}.union(names)):
+        view, shapes, (operator, operands) = self.view, self.shapes(*case), term
+        names = [name for name in operands if name]
+        nodes = [view.nodes[index] for index in sorted(ancestors(view, self._stops, names))]
+        feeds, kept = dict[str, NDArray[np.generic]](), list[onnx.TensorProto]()
+        for name in sorted({name for node in nodes for name in reads(node)}.union(names)):
             if name in self._stops:
                 feeds[name] = np.asarray(shapes.values.numbers(name), np.int64)
             elif name in view.inputs:
@@ -366,11 +366,10 @@ class Reader:
         if sum(prod(each.dims) for each in kept) > _MAX_READ:
             raise LostError("it is computed from large weights", names[0])
         kept = [onnx.numpy_helper.from_array(self.read(each), each.name) for each in kept]
-        outputs = [f"term_{place}" for place in range(len(names))]
-        operator = "Identity" if term[0] == "Where" else term[0]
-        last = [helper.make_node(operator, [name], [made]) for name, made in zip(names, outputs, strict=True)]
-        first, *other = computed([*(view.nodes[at] for at in above), *last], feeds, outputs, view.opsets, kept)
-        return np.where(first.astype(np.bool_) == bool(term[1][1]), other[0], 0.0) if other else np.asarray(first)
+        first, *other = computed(nodes, feeds, names, view.opsets, kept)
+        if operator == "Where":
+            return np.where(first.astype(np.bool_) == bool(operands[1]), other[0], 0.0)
+        return np.asarray(-first if operator == "Neg" else first)
 
     # -- sizes
 

@@ -209,32 +209,28 @@ class Shapes:
     """
 
     def __init__(self, view: GraphView, size_of: Callable[[int, str], int], read: Read) -> None:
-        self._view, self._symbols, self._found = view, {"": 1}, dict[str, Sizes]()
+        self._view, self._symbols = view, {"": 1}
         self.values = Constants(view, read, self.of)
-        for tensor in view.inputs:
-            shape = view.type_of(tensor).shape
-            dims = [dim or f"{tensor}[{axis}]" for axis, dim in enumerate(shape or ())]
-            for axis, dim in enumerate(dims):
+        shapes = {name: kind.shape for name, kind in view.types.items() if kind.shape is not None}
+        for tensor in filter(shapes.__contains__, view.inputs):
+            shapes[tensor] = tuple(dim or f"{tensor}[{axis}]" for axis, dim in enumerate(shapes[tensor]))
+            for axis, dim in enumerate(shapes[tensor]):
                 if isinstance(dim, str):
                     self._symbols.setdefault(dim, size_of(axis, dim))
-            if shape is not None:
-                self._found[tensor] = tuple(map(self._size, dims))
+        self._found: dict[str, Sizes] = {name: tuple(map(self._size, shape)) for name, shape in shapes.items()}
         for node in view.nodes:
-            found = self._inferred(node) or [None] * len(node.output)
+            found = self._inferred(node)
             # Operands that do not fit at these sizes, such as a mask that broadcasts at batch 1 only.
             wide = max((self.of(name) or () for name in node.input if node.op_type in BROADCAST), key=len, default=None)
-            for name, inferred in zip(node.output, found, strict=True):
-                stated = [sizes for sizes in (inferred, self.of(name), wide) if sizes is not None]
+            for name in node.output:
+                stated = [sizes for sizes in (found.get(name), self.of(name), wide) if sizes is not None]
                 if stated:
                     alike = zip(*(sizes for sizes in stated if len(sizes) == len(stated[0])), strict=True)
                     self._found[name] = tuple(next((size for size in axis if size is not None), None) for axis in alike)
 
     def of(self, tensor: str) -> Sizes | None:
         """None where the rank is unknown."""
-        if tensor in self._found:
-            return self._found[tensor]
-        shape = self._view.type_of(tensor).shape
-        return None if shape is None else tuple(map(self._size, shape))
+        return self._found.get(tensor)
 
     def _size(self, dim: Dim) -> int | None:
         """The size of a dimension, which may be a sum of names, such as `past_sequence_length + 1`."""
@@ -244,7 +240,7 @@ class Shapes:
         known = terms.keys() <= self._symbols.keys()
         return sum(count * self._symbols[name] for name, count in terms.items()) if known else None
 
-    def _inferred(self, node: onnx.NodeProto) -> list[Sizes | None] | None:
+    def _inferred(self, node: onnx.NodeProto) -> Mapping[str, Sizes]:
         types, values = {}, {}
         for name in filter(None, node.input):
             elem_type, sizes = self._view.type_of(name).elem_type, self.of(name)
@@ -257,12 +253,13 @@ class Shapes:
             schema = onnx.defs.get_schema(node.op_type, self._view.opsets.get("", 1), node.domain)
             inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
         except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on unusual nodes
-            return None
-        shapes = (type_of(inferred[name]).shape if name in inferred else None for name in node.output)
-        found = [None if shape is None else tuple(map(self._size, shape)) for shape in shapes]
-        entries = [prod(size or 0 for size in sizes or ()) for sizes in (found[0], *map(self.of, node.input[:1]))]
+            return {}
+        shapes = {name: type_of(kind).shape for name, kind in inferred.items()}
+        found = {name: tuple(map(self._size, shape)) for name, shape in shapes.items() if shape is not None}
+        sides = found.get(node.output[0]), *map(self.of, node.input[:1])
+        entries = [prod(size or 0 for size in sizes or ()) for sizes in sides]
         fits = entries[0] == entries[-1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]
-        return found if fits else None
+        return found if fits else {}
 
 
 # -- the table of operators on float64: small constants, and activation regions on a grid ------------------------------

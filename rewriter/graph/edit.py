@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 
 import onnx
@@ -16,7 +15,7 @@ import onnx.inliner
 from onnx.helper import make_node, make_opsetid
 
 from rewriter.graph.types import forget_types
-from rewriter.graph.view import GraphView, graph_at, key_of, needed, opsets
+from rewriter.graph.view import GraphView, graph_at, key_of, opsets
 from rewriter.graph.walk import iter_nodes, own_names, reached, reads
 
 LOOSE_INITIALIZERS = 4
@@ -117,18 +116,13 @@ class Cut:
 
 def between(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> list[int]:
     """The nodes between `inputs` and `outputs` that depend on an input, and the constants that they need."""
-    above = ancestors(view, frozenset(inputs), outputs)
-    depends = set(inputs)
-    inside: list[int] = []
-    # Indices are in topological order, so the producers of an operand have been classified before its consumers.
+    above, depends = ancestors(view, frozenset(inputs), outputs), set(inputs)
     for index in sorted(above):
-        names = reads(view.nodes[index])
-        constant = all(name in view.constants for name in view.nodes[index].output if name)
-        if constant or any(name in depends for name in names):
-            inside.append(index)
-            depends.update(() if constant else view.nodes[index].output)
-    # `above` also contains constants that only feed nodes outside the part, such as a mask computed elsewhere.
-    return [inside[place] for place in needed([view.nodes[index] for index in inside], outputs)]
+        node = view.nodes[index]
+        depends.update(() if depends.isdisjoint(reads(node)) else node.output)
+    # Not past a tensor from elsewhere, such as a mask, to the constants that it is computed from.
+    outside = {name for index in above for name in view.nodes[index].output} - depends - view.constants
+    return sorted(ancestors(view, outside.union(inputs), outputs))
 
 
 def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> Cut:
@@ -202,12 +196,6 @@ def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]
         """The nodes that compute the constants among the names, in graph order."""
         return sorted(ancestors(view, frozenset(), [name for name in names if name in view.constants]))
 
-    @cache  # since one weight chain (Transpose, DequantizeLinear) may have many consumers
-    def behind(name: str) -> frozenset[str]:
-        """The initializers that a constant is computed from."""
-        names = [name] if name in view.initializers else _read(view, makers([name]))
-        return frozenset(entry for entry in names if entry in view.initializers)
-
     def size(names: Iterable[str]) -> int:
         return sum(bytes_of(view.initializers[name]) for name in names)
 
@@ -220,7 +208,7 @@ def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]
         node = view.nodes[index]
         if all(name in view.constants for name in node.output if name):
             continue
-        weights = {root for name in reads(node) if name in view.constants for root in behind(name)}
+        weights = {name for name in _read(view, [index, *makers(reads(node))]) if name in view.initializers}
         if not groups or used + size(weights - held) > limit:
             groups.append([])
             held, used = set(), 0
