@@ -78,7 +78,7 @@ class Block:
     elem_type: int
     gate_type: int
     value_type: int
-    channels: int | None = None  # size of the output's last axis, where no later operator gives the number of neurons
+    channels: int | None = None  # of the output, where no later operator reads all of them
     product: bool = False  # whether only h(gate) of a gated block is replaced and its product with the value stays
     part_of: str = ""  # the block that contains this one, such as the clip of the value of its gate; otherwise empty
 
@@ -98,9 +98,10 @@ class Block:
     @property
     def neurons(self) -> int | None:
         """d_ff; None where the weights' shapes do not show it."""
+        if known := [size for size in (self.channels, *(op.in_features for op in self.second)) if size]:
+            return max(known)
         # W1 last: one that holds gate and value side by side has 2 d_ff columns.
-        known = [*(op.in_features for op in self.second), self.channels, *(op.out_features for op in self.first)]
-        return next((size for size in known if size), None)
+        return next((op.out_features for op in self.first if op.out_features), None)
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ class Fact:
     nonlinear: bool = False
     ends: str = ""  # for a tensor beyond an activation, the activation's output
     rounded: bool = False  # whether it was quantised and dequantised there, so that a separate function follows
+    part: bool = False  # whether it is only a part of the activation's output, by a Split for example
 
 
 class Dataflow:
@@ -298,8 +300,8 @@ class Dataflow:
         if fact is None:
             return
         if fact.nonlinear or fact.ends:
-            rounded = fact.rounded or node.op_type in QUANTISING
-            self.facts[output] = Fact((output,), ends=fact.ends or data, rounded=rounded)
+            rounded, part = fact.rounded or node.op_type in QUANTISING, fact.part or node.op_type in PARTS
+            self.facts[output] = Fact((output,), ends=fact.ends or data, rounded=rounded, part=part)
         elif (source := self._affine_source(fact)) is not None:
             self.facts[output] = replace(source, leaves=(output,))
 
@@ -546,8 +548,10 @@ class Finder:
     ) -> Block:
         leaves, slots = region.leaves, identified.gated or (0, 0)
         gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
-        known = self._view.type_of(output)
-        last = (known.shape or (None,))[-1] if output in self._flow.values else None
+        known, first = self._view.type_of(output), self._flow.operators_of(leaves)
+        sizes = dict(zip(range(-(known.rank or 0), 0), known.shape or (), strict=True))  # by axis from the end
+        channels = sizes.get(first[0].axis if first else -1)
+        unread = output in self._flow.values or any(self._flow.facts[sink.data].part for sink in sinks)
         return Block(
             name=name,
             where=self._view.where,
@@ -555,14 +559,14 @@ class Finder:
             region=region,
             gate=leaves[slots[0]],
             value=leaves[slots[1]],
-            first=self._flow.operators_of(leaves),
+            first=first,
             # A convolution that reads the same activation is not part of the MLP; it keeps its input.
             second=tuple(sink for sink in sinks if sink.rowwise or self._every),
             identified=identified,
             elem_type=known.elem_type or gate,
             gate_type=gate,
             value_type=value,
-            channels=last if isinstance(last, int) else None,
+            channels=channels if unread and isinstance(channels, int) else None,
         )
 
     def _without_product(self, block: Block) -> Block | Left:

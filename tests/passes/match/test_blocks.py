@@ -263,6 +263,22 @@ def test_pair_of_operators(first: str, second: str, shown: str, options: dict[st
     assert block.neurons == 8
 
 
+@pytest.mark.parametrize(
+    ("first", "cut", "options"),
+    [
+        (FIRST, "part = Slice(h, start, five, last)", {}),
+        (FIRST, "part, rest = Split<axis = -1>(h, sizes)", {}),
+        (FIRST, "k = Mul(h, c1) cut = Slice(k, start, five, last) part = Identity(cut)", {}),
+        ("y = MatMul(W2, x)", "cut = Slice(h, start, five, before) part = Transpose<perm = [0, 2, 1]>(cut)", PLANES),
+    ],
+    ids=["slice", "split", "scaled", "rows"],
+)
+def test_neurons_of_which_a_part_is_read(first: str, cut: str, options: dict[str, Any]) -> None:
+    given = {"W": np.ones((5, 4)), **integers(start=[0], five=[5], last=[-1], before=[-2], sizes=[5, 3])}
+    block = only_block(mlp(SILU, first=first, second=f"{cut} out = MatMul(part, W)", constants=given, **options))
+    assert ([operator.in_features for operator in block.second], block.neurons) == ([5], 8)
+
+
 def test_one_activation_into_several_operators() -> None:
     second = "a = MatMul(h, W2) c = MatMul(h, U2) out = Add(a, c)"
     block = only_block(mlp(SILU, second=second, constants={"U2": values("W2")}))
