@@ -582,7 +582,7 @@ class Finder:
         if isinstance(identified, str):
             return Left.of(block, Miss(identified, region.output))
         alone = self._block(block.name, region.output, region, (), identified)
-        return replace(alone, channels=block.channels, product=True)
+        return replace(alone, channels=block.neurons, product=True)
 
     def _obstacle(self, output: str, first: Operators, sinks: Operators, identified: Identified | str) -> Miss | None:
         producer = self._view.made_by(output)

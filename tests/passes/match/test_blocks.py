@@ -279,6 +279,12 @@ def test_neurons_of_which_a_part_is_read(first: str, cut: str, options: dict[str
     assert ([operator.in_features for operator in block.second], block.neurons) == ([5], 8)
 
 
+def test_neurons_of_an_activation_beside_its_value_in_one_weight() -> None:
+    first = "m = MatMul(x, W1wide) y, u = Split<axis = -1>(m)"
+    report = rewrite(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13), gate="product", dry_run=True)
+    assert [row.heads for row in report.converted] == [8]
+
+
 def test_one_activation_into_several_operators() -> None:
     second = "a = MatMul(h, W2) c = MatMul(h, U2) out = Add(a, c)"
     block = only_block(mlp(SILU, second=second, constants={"U2": values("W2")}))
