@@ -257,10 +257,8 @@ def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Kink,
         found = None if near else _locate(f, float(y[index]), float(y[index + order]), order)
         kinks += [] if found is None else [found]
     if len(kinks) > _MAX_KINKS:
-        first = f"{kinks[0][0]:.6g}"
-        raise LostError(
-            f"it has more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {first}", ""
-        )
+        what = f"more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {kinks[0][0]:.6g}"
+        raise LostError(f"it has {what}", "")
     return tuple(kinks)
 
 

@@ -493,7 +493,8 @@ class Join:
         self.product, self.softmax, self.last = (view.nodes[at] for at in (core.product, core.softmax, core.values))
         self.given = view.type_of(self.softmax.output[0]).elem_type or whole.elem_type
         self.kind = TensorProto.DOUBLE if self.given == TensorProto.DOUBLE else TensorProto.FLOAT
-        self.b = self._builder(f"{PREFIX}/{self.softmax.output[0]}")
+        name, opset = f"{PREFIX}/{self.softmax.output[0]}", view.opsets.get("", 1)
+        self.b = Builder(name, opset=opset, compute_type=self.kind)
 
     def parts(self) -> list[Replacement]:
         """The replacement of the heads' outputs, and of a pattern that something else reads, without bias tokens."""
@@ -506,16 +507,13 @@ class Join:
             own = [self.b.integers(0), self.keys, self.b.integers(-1)]
             self.b.node("Slice", [pattern, *own], "own_pattern", output=name)
             earlier.append(self._replacement(name))
-            self.b = self._builder(f"{self.b.prefix}/values")
+            self.b = Builder(f"{self.b.prefix}/values", opset=self.b.opset, compute_type=self.kind)
             pattern = self.b.tensor(str(pattern.name))
         value = self._padded(self.b.tensor(self.last.input[1]), self._rank(self.last.input[1]), -2, "v")
         for index, place in self.core.after:
             pattern = self._guarded(self.view.nodes[index], place, pattern, value)
         self.b.node("MatMul", [pattern, value], "z", output=self.last.output[0])
         return [*earlier, self._replacement(self.last.output[0])]
-
-    def _builder(self, prefix: str) -> Builder:
-        return Builder(prefix, opset=self.view.opsets.get("", 1), compute_type=self.kind)
 
     def _replacement(self, output: str) -> Replacement:
         return Replacement(output, tuple(self.b.nodes({})), tuple(self.b.initializers()))

@@ -21,7 +21,7 @@ import onnx
 from passes.conversion import LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, Conversion, replacement
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import WHOLE
-from passes.programs.program import LARGEST_QUERY, Group, Head, Program, groups_of, spread_error, spreads
+from passes.programs.program import LARGEST_QUERY, Array, Group, Head, Program, groups_of, spread_error, spreads
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
@@ -29,37 +29,30 @@ from rewriter.graph.view import GraphView, LostError
 LARGEST_PATTERN = 2**26  # bytes of W_QK between positions; in form `whole`, by default also of a block's patterns
 
 
-@dataclass(frozen=True)
-class StreamColumns:
-    """Columns of the stream: those of the model, one that is 1 on tokens, and one for each bias token."""
-
-    model: int
-    bias_tokens: int
-
-    @property
-    def width(self) -> int:
-        return self.model + 1 + self.bias_tokens
-
-    def column(self, on_tokens: float, on_bias: Sequence[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """A functional of the indicator columns, [width]: a value on tokens, and one on each bias token."""
-        made = np.zeros(self.width)
-        made[self.model : self.model + 1 + len(on_bias)] = (on_tokens, *on_bias)
-        return made
-
-
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
     """The weights of one block's heads; projections are by head, or [batch, tokens, heads, d_head] if `by_token`."""
 
     b: Builder
-    layout: StreamColumns
+    model: int  # columns of the stream; then one that is 1 on tokens, and one for each bias token
+    bias_tokens: int
     neurons: int
     elem_type: int
     by_token: bool = False
 
+    @property
+    def width(self) -> int:
+        return self.model + 1 + self.bias_tokens
+
+    def column(self, on_tokens: float, on_bias: Sequence[float]) -> Array:
+        """A functional of the indicator columns, [width]: a value on tokens, and one on each bias token."""
+        made = np.zeros(self.width)
+        made[self.model : self.model + 1 + len(on_bias)] = (on_tokens, *on_bias)
+        return made
+
     def functional(self, projection: Projection, name: str) -> Tensor:
         """`x W + b` on tokens and 0 on bias tokens, as [neurons, width, 1]."""
-        b, empty = self.b, self.layout.bias_tokens
+        b, empty = self.b, self.bias_tokens
         bias, zero = self.bias(projection, name), b.numbers(f"{name}_zero", 0.0)
         on_tokens: Tensor = zero if bias is None else b.reshape(bias, (-1, 1, 1), f"{name}_bias_column")
         # Rows: W for the model's columns, b for the one that is 1 on tokens, and 0 for those of the bias tokens.
@@ -73,15 +66,15 @@ class HeadWeights:
 
     def key(self, group: Group, dimension: int, name: str) -> Tensor:
         """W_K [1, width, d_head], shared by all heads."""
-        others = self.layout.bias_tokens - group.bias_tokens  # of larger groups; they get the logit of self
+        others = self.bias_tokens - group.bias_tokens  # of larger groups; they get the logit of self
         slopes_and_offsets = zip(*group.head.logits, strict=True)
-        columns = [self.layout.column(own, [*tokens, *[own] * others]) for own, *tokens in slopes_and_offsets]
+        columns = [self.column(own, [*tokens, *[own] * others]) for own, *tokens in slopes_and_offsets]
         return self.b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
 
     def constants(self, group: Group, name: str) -> Tensor | None:
         """The part of W_V shared by all heads, [1, width, 1]: d on tokens, v_j on bias tokens; None if it is 0."""
         head = group.head
-        columns = self.layout.column(head.d, head.constants[1:])
+        columns = self.column(head.d, head.constants[1:])
         return self.b.numbers(name, columns[None, :, None]) if columns.any() or head.c == 0.0 else None
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
@@ -97,7 +90,7 @@ class HeadWeights:
     def map(self, stream: Tensor, weight: Tensor, name: str) -> Variable:
         """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, tokens, heads * d_head]."""
         b, turned = self.b, self.b.transpose(weight, (1, 0, 2), f"{name}_side_by_side")
-        return b.node("MatMul", [stream, b.reshape(turned, (self.layout.width, -1), f"{name}_flat")], f"{name}_all")
+        return b.node("MatMul", [stream, b.reshape(turned, (self.width, -1), f"{name}_flat")], f"{name}_all")
 
     def project(self, stream: Tensor, weight: Tensor, heads: int, dimension: int, name: str) -> Variable:
         """The same as [batch, heads, tokens, d_head], or by token."""
@@ -163,11 +156,11 @@ def with_indicator(
 
 
 def open_stream(
-    b: Builder, conversion: Conversion, layout: StreamColumns, positions: "Positions | None" = None, hidden: int = 0
+    weights: HeadWeights, conversion: Conversion, positions: "Positions | None" = None, hidden: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's input; as tokens, with their indicators (or `positions`) and m bias tokens; N as a 1-D tensor."""
-    projections, m = conversion.whole_block, layout.bias_tokens
-    data = b.read(projections.query.data, conversion.block.elem_type, "input")
+    b, projections, m = weights.b, conversion.whole_block, weights.bias_tokens
+    data = b.read(projections.query.data, weights.elem_type, "input")
     tokens = as_batches(b, data, projections.rank, alone=conversion.carried > 0)
     made, (batch, count) = with_indicator(b, tokens, 0 if positions else m)
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
@@ -176,8 +169,8 @@ def open_stream(
         # A sequence that is too long fails at run time, in a node whose name states the limit.
         made = b.concat([made, own], 2, f"tokens/sequence_longer_than_max_tokens_{positions.tokens}")
         made = b.padded(made, 0, hidden, "tokens_wide") if hidden else made
-    width = layout.model + 1 + (positions.slots if positions else m) + hidden
-    rows = b.numbers("bias_token", np.eye(m, width, layout.model + 1)[None])
+    width = weights.model + 1 + (positions.slots if positions else m) + hidden
+    rows = b.numbers("bias_token", np.eye(m, width, weights.model + 1)[None])
     return data, b.concat([made, b.node("Expand", [rows, each], "bias_tokens")], 1, "stream"), count
 
 
@@ -270,19 +263,18 @@ def attend(
 
 
 def attend_block(
-    b: Builder, conversion: Conversion, layout: StreamColumns, stream: Tensor, pattern: Pattern, count: Tensor
+    weights: HeadWeights, conversion: Conversion, stream: Tensor, pattern: Pattern, count: Tensor
 ) -> Variable:
     """The output of all heads on a stream [batch, rows, width], without the rows of bias tokens after `count`."""
     projections, groups = conversion.whole_block, groups_of(conversion.program)
-    neurons, dimension = projections.query.out_features, max(group.dimension for group in groups)
-    weights = HeadWeights(b, layout, neurons, conversion.block.elem_type)
+    b, neurons, dimension = weights.b, weights.neurons, max(group.dimension for group in groups)
     constants = any(any(group.head.constants) for group in groups)
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
     z = weights.functional(projections.value, "W_V_first" if constants else "W_V") if projections.gated else y
     w_q = y  # (y, 1) where logits have offsets; bias tokens have 0
     if dimension > 1:
-        one = b.numbers("W_Q_one", layout.column(1.0, ())[None, :, None])
-        w_q = b.concat([y, b.node("Expand", [one, b.integers(neurons, layout.width, 1)], "W_Q_second")], 2, "W_Q")
+        one = b.numbers("W_Q_one", weights.column(1.0, ())[None, :, None])
+        w_q = b.concat([y, b.node("Expand", [one, b.integers(neurons, weights.width, 1)], "W_Q_second")], 2, "W_Q")
     unbounded = weights.project(stream, w_q, neurons, dimension, "q")
     b.expose("q", unbounded, (None, neurons, None, dimension))
 
@@ -374,9 +366,8 @@ def prepare_rows(view: GraphView, conversion: Conversion) -> Conversion:
         raise LostError(reason, output)
     if conversion.form == "masked":
         return prepared
-    shape = view.type_of(prepared.projections.query.data).shape
-    length = shape[-2] if shape is not None and len(shape) > 1 else None
-    fixed = length if isinstance(length, int) else 0
+    shape = view.type_of(prepared.projections.query.data).shape or ()
+    fixed = next((tokens for tokens in shape[-2:-1] if isinstance(tokens, int)), 0)
     limit = prepared.options.max_tokens or fixed or prepared.options.positions
     if fixed > limit:
         raise LostError(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
@@ -397,23 +388,24 @@ def activation(conversion: Conversion) -> tuple[Program, bool]:
 
 def emit_rows(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion in form `masked` or `maskless`; reads no weights."""
-    b, groups = Builder.of(view, conversion), groups_of(conversion.program)
-    layout = StreamColumns(conversion.whole_block.query.in_features, max(group.bias_tokens for group in groups))
+    b, groups, query = Builder.of(view, conversion), groups_of(conversion.program), conversion.whole_block.query
+    model, m = query.in_features, max(group.bias_tokens for group in groups)
+    weights = HeadWeights(b, model, m, query.out_features, conversion.block.elem_type)
     slots = None if conversion.form == "masked" else Positions(b, groups, conversion.options.positions)
-    data, stream, count = open_stream(b, conversion, layout, slots)
+    data, stream, count = open_stream(weights, conversion, slots)
     if slots is None:
         read, pattern = stream, under_mask(b, stream, count)
     else:
-        read = b.rows(stream, 0, layout.width, 2, "stream_columns")
-        columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
-        pattern = by_positions(b, slots, columns)
-    return in_place(b, conversion, attend_block(b, conversion, layout, read, pattern, count), data)
+        read = b.rows(stream, 0, weights.width, 2, "stream_columns")
+        pattern = by_positions(b, slots, b.rows(stream, model + 1, model + 1 + slots.slots, 2, "positions"))
+    return in_place(b, conversion, attend_block(weights, conversion, read, pattern, count), data)
 
 
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one block on the network's columns and rows; reads no weights."""
-    b, projections, slots = Builder.of(view, conversion), conversion.whole_block, conversion.carried
-    elem_type, model = conversion.type_of_positions, projections.query.in_features
+    b, projections, elem_type = Builder.of(view, conversion), conversion.whole_block, conversion.type_of_positions
+    model, neurons = projections.query.in_features, projections.query.out_features
+    weights = HeadWeights(b, model, conversion.carried, neurons, conversion.block.elem_type)
     data = b.read(projections.query.data, conversion.block.elem_type, "input")
     tokens = as_batches(b, data, projections.rank, alone=True)
     count = b.sizes(tokens, 1, 2, "token_count")
@@ -424,8 +416,7 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     limit = f"sequence_longer_than_max_tokens_{conversion.options.positions}"
     rows = [b.concat(wide, 2, f"tokens/{limit}"), b.node("Expand", [bias, each], "bias_tokens_each")]
     stream = b.concat(rows, 1, "stream")
-    layout = StreamColumns(model, slots)
-    read = b.rows(stream, 0, layout.width, 2, "stream_columns")
+    read = b.rows(stream, 0, weights.width, 2, "stream_columns")
     positions = b.rows(stream, model + 1, 2**31, 2, "positions")
     keys = b.unsqueeze(positions, 1, "k_positions")
 
@@ -433,11 +424,11 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
         weight = b.read(neuron_scores(group.bias_tokens), elem_type, f"W_QK_positions{suffix}")
         alone = b.node("MatMul", [positions, weight], f"q_positions{suffix}")
         alone = b.unsqueeze(alone, 1, f"q_positions_one{suffix}")
-        shape = b.integers(1, projections.query.out_features, 1, 1)
-        both = b.concat([query, b.node("Expand", [alone, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
+        for_all = b.node("Expand", [alone, b.integers(1, neurons, 1, 1)], f"q_positions_each{suffix}")
+        both = b.concat([query, for_all], 3, f"query{suffix}")
         return b.pattern(b.scores(both, b.concat([key, keys], 3, f"key{suffix}"), suffix), suffix)
 
-    return in_place(b, conversion, attend_block(b, conversion, layout, read, pattern, count), data)
+    return in_place(b, conversion, attend_block(weights, conversion, read, pattern, count), data)
 
 
 # -- three sublayers -----------------------------------------------------------------------------------------------
@@ -454,16 +445,16 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     first = {"linear_1_0": query, "linear_1_1": projections.value} if projections.gated else {"linear_1": query}
     made = neurons * len(first)
     hidden = made if direct else made + neurons
-    layout = StreamColumns(model, max(group.bias_tokens for group in groups))
+    m = max(group.bias_tokens for group in groups)
+    weights = HeadWeights(b, model, m, neurons, elem_type)
     slots = Positions(b, groups, conversion.options.positions)
     start = model + 1 + slots.slots
-    data, stream, count = open_stream(b, conversion, layout, slots, hidden)
-    ones = b.rows(stream, model, layout.width, 2, "indicator_columns")
+    data, stream, count = open_stream(weights, conversion, slots, hidden)
+    ones = b.rows(stream, model, weights.width, 2, "indicator_columns")
     positions = b.rows(stream, model + 1, start, 2, "positions")
     alone = slots.scores(positions, 0, "self_scores")
 
-    read = b.rows(stream, 0, layout.width, 2, "stream_columns")
-    weights = HeadWeights(b, layout, neurons, elem_type)
+    read = b.rows(stream, 0, weights.width, 2, "stream_columns")
     functionals = ((name, weights.functional(each, f"W_V_{name}")) for name, each in first.items())
     values = [weights.map(read, functional, f"{name}_values") for name, functional in functionals]
     linear = values[0] if len(values) == 1 else b.concat(values, 2, "linear_1_values")
@@ -476,7 +467,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
 
     y = by_head(start, "q")
     z = by_head(start + neurons, "v") if projections.gated else y
-    weights = HeadWeights(b, StreamColumns(0, layout.bias_tokens), neurons, elem_type)
+    weights = HeadWeights(b, 0, m, neurons, elem_type)
 
     def of_group(group: Group, suffix: str) -> Tensor:
         weight = weights.constants(group, f"W_V{suffix}_constants")
@@ -494,7 +485,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     stream = b.add(stream, b.padded(by_token, target, 0, "attn_out_2"), "stream_2")
 
     activated = b.rows(stream, target, start + hidden, 2, "z_side_by_side")
-    weights = HeadWeights(b, StreamColumns(neurons, layout.bias_tokens), width, elem_type)
+    weights = HeadWeights(b, neurons, m, width, elem_type)
     linear = b.concat([activated, ones], 2, "linear_2_reads")
     linear = weights.map(linear, weights.functional(projections.output, "W_V_linear_2"), "linear_2_values")
     cleared = b.node("Neg", [b.rows(stream, start, start + hidden, 2, "hidden_columns")], "cleared_columns")
@@ -565,16 +556,17 @@ def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     if conversion.projections is None:
         return _by_reference(b, view, conversion)
     projections, elem_type = conversion.projections, conversion.block.elem_type
-    neurons, scoring = projections.query.out_features, b.typed(conversion.compute_type)
-    layout = StreamColumns(projections.query.in_features, bias_tokens=0)  # this stream has no rows of bias tokens
+    model, neurons = projections.query.in_features, projections.query.out_features
+    scoring = b.typed(conversion.compute_type)
     data = b.read(projections.query.data, elem_type, "input")
     stream, sizes = with_indicator(b, as_batches(b, data, projections.rank), name="stream")
     each = b.concat([*sizes], 0, "each_token")
     wide_stream = scoring.cast(stream, b.compute_type, "wide_stream")
-    weights, of_scores = (HeadWeights(each, layout, neurons, elem_type, by_token=True) for each in (b, scoring))
+    # This stream has no rows of bias tokens.
+    weights, of_scores = (HeadWeights(each, model, 0, neurons, elem_type, by_token=True) for each in (b, scoring))
 
     def own_key(numbers: np.ndarray, suffix: str) -> Tensor:
-        columns = np.stack([layout.column(number, ()) for number in numbers], axis=-1)
+        columns = np.stack([weights.column(number, ()) for number in numbers], axis=-1)
         weight = scoring.numbers(f"W_K{suffix}", columns[None])
         return of_scores.project(wide_stream, weight, 1, len(numbers), f"k_self{suffix}")
 

@@ -130,7 +130,10 @@ class Constants:
         names = node.input[:1] if node.op_type in CASTS else node.input  # another operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
         if node.op_type in ("ConstantOfShape", "Expand", "Transpose"):  # a view of a weight, which onnx would copy
-            return self._laid_out(node, [*operands.values()])
+            made = np.asarray(outputs(node, [*operands.values()])[0])
+            if made.size > _MAX_COMPUTED:
+                raise LostError("it is larger than any weight", label(node))
+            return made
         if node.op_type in CASTS:
             return self._cast(node, next(iter(operands.values())), wide=wide)
         if wide and key_of(node) in ELEMENTWISE and all(each.dtype.kind == "f" for each in operands.values()):
@@ -140,12 +143,6 @@ class Constants:
             opset = max(opset, 19)  # onnx's evaluator lacks the earlier versions, which computed the same
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
-
-    def _laid_out(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
-        made = np.asarray(outputs(node, operands)[0])
-        if made.size > _MAX_COMPUTED:
-            raise LostError("it is larger than any weight", label(node))
-        return made
 
     def _cast(self, node: onnx.NodeProto, value: AnyArray, *, wide: bool) -> AnyArray:
         kind = integer_of(node, "to", None) or self._view.type_of(node.input[1]).elem_type
@@ -268,9 +265,7 @@ _REALS: Any = SimpleNamespace(arithmetic=Floats(), opsets={"": onnx.defs.onnx_op
 
 
 def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
-    """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1. Raises KeyError for others."""
-    if key_of(node) not in ELEMENTWISE:
-        raise KeyError(node.op_type)
+    """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1."""
     if node.op_type in CASTS:  # exact: the proof measures rounding
         return np.asarray(args[0], np.float64)
     made = outputs(node, [None if arg is None else Value(np.asarray(arg, np.float64)) for arg in args])[0]
