@@ -234,10 +234,7 @@ def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:
 
 
 def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
-    """W_QK between positions selects the keys (Theorem 9).
-
-    That part of the scores, from the positions' `columns` of the stream, is shared by all heads and computed once.
-    """
+    """W_QK between positions, `columns` of the stream, selects the keys (Theorem 9), computed once for all heads."""
     known: dict[int, Variable] = {}
 
     def pattern(group: Group, query: Tensor, key: Tensor, suffix: str) -> Variable:
@@ -356,10 +353,7 @@ def with_projections(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def prepare_rows(view: GraphView, conversion: Conversion) -> Conversion:
-    """The projections as plain matrices. Raises LostError where they are not.
-
-    Except in form `masked`, also if the positions are too many to replace the mask, or too few.
-    """
+    """The projections as plain matrices. Raises LostError where they are not, or positions do not fit into W_QK."""
     prepared, output = with_projections(view, conversion), conversion.block.output
     if prepared.projections is None:
         reason = f"form {conversion.form} replaces whole blocks, and {prepared.by_reference}; use form compact or local"

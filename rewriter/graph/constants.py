@@ -130,10 +130,7 @@ class Constants:
         names = node.input[:1] if node.op_type in CASTS else node.input  # another operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
         if node.op_type in ("ConstantOfShape", "Expand", "Transpose"):  # a view of a weight, which onnx would copy
-            made = np.asarray(outputs(node, [*operands.values()])[0])
-            if made.size > _MAX_COMPUTED:
-                raise LostError("it is larger than any weight", label(node))
-            return made
+            return self._laid_out(node, [*operands.values()])
         if node.op_type in CASTS:
             return self._cast(node, next(iter(operands.values())), wide=wide)
         if wide and key_of(node) in ELEMENTWISE and all(each.dtype.kind == "f" for each in operands.values()):
@@ -143,6 +140,12 @@ class Constants:
             opset = max(opset, 19)  # onnx's evaluator lacks the earlier versions, which computed the same
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
+
+    def _laid_out(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
+        made = np.asarray(outputs(node, operands)[0])
+        if made.size > _MAX_COMPUTED:
+            raise LostError("it is larger than any weight", label(node))
+        return made
 
     def _cast(self, node: onnx.NodeProto, value: AnyArray, *, wide: bool) -> AnyArray:
         kind = integer_of(node, "to", None) or self._view.type_of(node.input[1]).elem_type

@@ -141,10 +141,7 @@ def _closed(view: GraphView, nodes: Sequence[int], outputs: Sequence[str]) -> Cu
 
 
 def extract(model: onnx.ModelProto, view: GraphView, part: Cut) -> onnx.ModelProto:
-    """The part as a model with the opsets, IR version and functions of `model`, and only the weights it needs.
-
-    Inputs of unknown type are declared without one.
-    """
+    """The part as a model with the opsets, IR version and functions of `model`, and only the weights it needs."""
     result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = result.graph
     graph.name = "part"
@@ -174,7 +171,7 @@ def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> 
 
 
 def _value(view: GraphView, name: str) -> onnx.ValueInfoProto:
-    """Declare a tensor with its element type. The shape stays open, because a part is run at many sizes."""
+    """Declare a tensor with its element type, if known. The shape stays open, because a part is run at many sizes."""
     known = view.type_of(name).elem_type
     return onnx.helper.make_tensor_value_info(name, known, None) if known else onnx.ValueInfoProto(name=name)
 
@@ -186,10 +183,7 @@ def _value(view: GraphView, name: str) -> onnx.ValueInfoProto:
 
 
 def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]:
-    """Split the ancestors of `wanted` in a main graph into parts of at most `limit` bytes of weights.
-
-    A node that needs more is a part by itself.
-    """
+    """Split the ancestors of `wanted` in a main graph into parts of one node or at most `limit` bytes of weights."""
     ends = [name for name in dict.fromkeys(wanted) if name not in view.inputs]
 
     def makers(names: Iterable[str]) -> list[int]:

@@ -303,10 +303,7 @@ def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
 def plain_experts(
     node: onnx.NodeProto, weights: Mapping[str, TensorProto], opset: int
 ) -> Sequence[onnx.NodeProto] | str | None:
-    """The plain operators that define a mixture of experts; None for any other operator.
-
-    The last node has its output. If the operator cannot be expanded, the reason. Values of weights are not read.
-    """
+    """The plain operators that define a mixture of experts, or why there are none; None for any other operator."""
     if key_of(node) not in EXPERTS:
         return None
     mixture = _Mixture(node, weights)

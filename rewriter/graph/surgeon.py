@@ -21,10 +21,7 @@ Variable = gs.Variable
 
 
 class Fragment:
-    """New nodes that refer to tensors of a model by name.
-
-    A new tensor is called `<prefix>/<name>`, and so is its producer.
-    """
+    """New nodes that refer to tensors of a model by name; a new tensor and its producer are `<prefix>/<name>`."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix

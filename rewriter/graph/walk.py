@@ -106,10 +106,7 @@ def reached(starts: Iterable[Reached], following: Callable[[Reached], Iterable[R
 def functions_with(
     model: onnx.ModelProto, wanted: Callable[[onnx.NodeProto], bool], but: Container[tuple[str, str]] = ()
 ) -> set[tuple[str, str]]:
-    """The local functions, (domain, name), that hold a wanted node, themselves or in a function that they call.
-
-    The functions `but` are ignored.
-    """
+    """The local functions, (domain, name), except `but`, with a wanted node, or with a call of such a function."""
     every = {(each.domain, each.name): each.node for each in model.functions}
     bodies = {name: [*iter_nodes(nodes)] for name, nodes in every.items() if name not in but}
     calls = {name: {(node.domain, node.op_type) for node in nodes} for name, nodes in bodies.items()}
