@@ -200,8 +200,6 @@ class Dataflow:
                 where = f"inside {label(node)}, apart from its linear operators"
                 miss = Miss(f"its activation is {where}; move it out of the body", label(node))
                 self.near_misses.setdefault(name, miss)
-        if not node.input:  # a source, or a broken node
-            return
         found = linear_operator(self._view, self.constants, index)
         onnx_own = self._view.is_onnx(node)
         if isinstance(found, Miss):
@@ -585,8 +583,7 @@ class Finder:
         return replace(alone, channels=block.neurons, product=True)
 
     def _obstacle(self, output: str, first: Operators, sinks: Operators, identified: Identified | str) -> Miss | None:
-        producer = self._view.made_by(output)
-        node = label(producer) if producer is not None else output
+        node = label(self._view.nodes[self._view.producer[output]])
         if isinstance(identified, str):
             return Miss(identified, node)
         if self._every:
