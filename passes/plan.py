@@ -133,7 +133,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
         replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
     placed = [(each.block.path, made) for each, made in zip(conversions, replacements, strict=True)]
     if plan.whole is not None:
-        cores = (Join(plan.whole, plan.views[0], *core) for core in plan.whole.cores)
+        cores = (Join(plan.whole, plan.views[0], core) for core in plan.whole.cores)
         placed += [((), part) for core in cores for part in core.parts()]
         result.graph.initializer.extend(plan.whole.constants())
     for view in plan.views:

@@ -50,39 +50,6 @@ _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
 
 
-@dataclass(frozen=True)
-class Core:
-    """The heads of one attention sublayer; indices are those of nodes, steps in graph order by scores or pattern."""
-
-    product: int
-    before: tuple[Step, ...]
-    softmax: int
-    after: tuple[Step, ...]
-    values: int
-
-    @property
-    def nodes(self) -> set[int]:
-        return {self.product, self.softmax, self.values, *(index for index, _ in (*self.before, *self.after))}
-
-
-def cores_of(reader: "Reader", blocks: Container[int], ends: Sequence[str]) -> tuple[Core, ...]:
-    """All attention of a main graph; `ends` are the results of its blocks, whose nodes are `blocks`.
-
-    Raises LostError where something else than heads, linear operators, norms and gates would remain.
-    """
-    view = reader.view
-    softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index not in blocks]
-    cores = tuple(core for index in softmaxes if (core := reader.core(index)) is not None)
-    ends = [*ends, *(view.nodes[core.values].output[0] for core in cores)]
-    way, made, taken = ancestors(view, frozenset(), ends), set(ends), set[int]().union(*(core.nodes for core in cores))
-    for index, node in enumerate(view.nodes):
-        behind = not made.isdisjoint(reads(node))  # a sublayer
-        made.update(node.output if behind else ())
-        if index not in taken and index not in blocks and not reader.data.isdisjoint(node.output):
-            reader.check(node, on_way=index in way, behind=behind)
-    return cores
-
-
 # -- what is added to scores -------------------------------------------------------------------------------------------
 
 Mask = NDArray[np.bool_]
@@ -118,20 +85,50 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """The scores of a core: q k^T, scaled, perhaps capped, plus a table by position, plus data."""
+class Core:
+    """The heads of one attention sublayer; indices are those of nodes, steps in graph order by scores or pattern.
 
-    table: Array  # [heads or 1, T, T] of query and key
+    Their scores, once read: q k^T, scaled, perhaps capped, plus a table by position, plus data.
+    """
+
+    product: int
+    before: tuple[Step, ...]
+    softmax: int
+    after: tuple[Step, ...]
+    values: int
+    table: Array = field(default_factory=partial(np.zeros, (1, 0, 0)))  # [heads or 1, T, T] of query and key
     data: tuple[Data, ...] = ()
     scales: tuple[Step, ...] = ()  # of queries
     layout: tuple[int, ...] = ()  # nodes that split or insert axes before the last two
     cap: tuple[Step, ...] = ()  # up to a tanh of the product, and its scale
 
     @property
+    def nodes(self) -> set[int]:
+        return {self.product, self.softmax, self.values, *(index for index, _ in (*self.before, *self.after))}
+
+    @property
     def bias(self) -> float:
         """The score of bias tokens: above pairs forbidden by -infinity, which may be all of a row; below all others."""
         infinite = self.table.min() < -OMEGA or any(each.low == -np.inf for each in self.data)
         return -OMEGA if infinite else LOWEST
+
+
+def cores_of(reader: "Reader", blocks: Container[int], ends: Sequence[str]) -> tuple[Core, ...]:
+    """All attention of a main graph; `ends` are the results of its blocks, whose nodes are `blocks`.
+
+    Raises LostError where something else than heads, linear operators, norms and gates would remain.
+    """
+    view = reader.view
+    softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index not in blocks]
+    cores = tuple(core for index in softmaxes if (core := reader.core(index)) is not None)
+    ends = [*ends, *(view.nodes[core.values].output[0] for core in cores)]
+    way, made, taken = ancestors(view, frozenset(), ends), set(ends), set[int]().union(*(core.nodes for core in cores))
+    for index, node in enumerate(view.nodes):
+        behind = not made.isdisjoint(reads(node))  # a sublayer
+        made.update(node.output if behind else ())
+        if index not in taken and index not in blocks and not reader.data.isdisjoint(node.output):
+            reader.check(node, on_way=index in way, behind=behind)
+    return cores
 
 
 class Reader:
@@ -205,8 +202,8 @@ class Reader:
         count = max(sides[0][-2] or 0, sides[1][-1] or 0)
         return None if self.tokens(product.output[0]) else count
 
-    def scores(self, core: Core, longest: int) -> Scores:
-        """The scores of a core with positions up to `longest`. Raises LostError if W_QK cannot hold them."""
+    def scores(self, core: Core, longest: int) -> Core:
+        """A core with its scores for positions up to `longest`. Raises LostError if W_QK cannot hold them."""
         product, steps, count = self.view.nodes[core.product], [*core.before], self.count(core) or 0
         last = self.view.nodes[core.softmax].input[0]
         if count > longest:
@@ -216,7 +213,7 @@ class Reader:
         while caps and end < len(steps) and self._factor(steps[end]) is not None:
             end += 1
         cap, steps = steps[:end], steps[end:]
-        found = Scores(np.zeros((1, longest, longest)), cap=tuple(cap))
+        found = replace(core, table=np.zeros((1, longest, longest)), cap=tuple(cap))
         for index, place in steps:
             node = self.view.nodes[index]
             others = [name for at, name in enumerate(node.input) if at != place and name]
@@ -255,7 +252,7 @@ class Reader:
             raise LostError.at(node, "it lays out scores with data in a way that W_QK cannot hold")
         return data
 
-    def _added(self, found: Scores, node: onnx.NodeProto, place: int, last: str) -> Scores:
+    def _added(self, found: Core, node: onnx.NodeProto, place: int, last: str) -> Core:
         both = node.output[0], last  # the scores after the addition, and the input of the softmax
         sizes = self.sizes(both[0])
         for term in self._terms(node, place):
@@ -403,7 +400,7 @@ SMALLEST_OPSET = 13  # Pad of booleans, Softmax over one axis, Squeeze with axes
 class Whole:
     """What form `whole` does with a network."""
 
-    cores: tuple[tuple[Core, Scores], ...]
+    cores: tuple[Core, ...]
     bias_tokens: int  # R
     max_tokens: int  # T
     elem_type: int  # of the constants
@@ -415,7 +412,7 @@ class Whole:
     @property
     def notes(self) -> tuple[str, ...]:
         stay = "stays an addition to the scores, without what W_QK forbids by position"
-        masks = {each.term[1][0]: each.why for _, scores in self.cores for each in scores.data}
+        masks = {each.term[1][0]: each.why for core in self.cores for each in core.data}
         sublayers = f"{len(self.cores)} attention sublayers of the model read positions and bias tokens"
         return (sublayers, *(f"'{mask}' {why} and {stay}" for mask, why in masks.items()))
 
@@ -429,11 +426,11 @@ class Whole:
             weight = made[neuron_scores(count)] = np.full((r + t, r + t), -self.omega)
             np.fill_diagonal(weight[r:, r:], 0.0)
             weight[:, :count] = 0.0
-        for _, scores in self.cores:
-            heads = np.zeros((len(scores.table), r + t, r + t))
-            heads[:, r:, r:], heads[:, r:, :r] = scores.table, scores.bias
-            made[self.name_of(scores.table, scores.bias)] = heads[0] if len(heads) == 1 else heads
-            made.update((self.name_of(each.allowed), each.allowed) for each in scores.data if each.allowed is not None)
+        for core in self.cores:
+            heads = np.zeros((len(core.table), r + t, r + t))
+            heads[:, r:, r:], heads[:, r:, :r] = core.table, core.bias
+            made[self.name_of(core.table, core.bias)] = heads[0] if len(heads) == 1 else heads
+            made.update((self.name_of(each.allowed), each.allowed) for each in core.data if each.allowed is not None)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)
         typed = ((name, each if each.dtype == np.bool_ else each.astype(dtype)) for name, each in made.items())
         return [onnx.numpy_helper.from_array(values, name) for name, values in typed]
@@ -472,7 +469,7 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
     if len(kinds) > 1:
         raise LostError("some of its blocks are float64 and some are not", conversions[0].block.output)
     return Whole(
-        cores=tuple((core, reader.scores(core, most)) for core in cores),
+        cores=tuple(reader.scores(core, most) for core in cores),
         bias_tokens=max(1, *(group.bias_tokens for group in groups)),
         max_tokens=most,
         elem_type=min(kinds),
@@ -488,8 +485,8 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
 class Join:
     """The nodes of a core with the further rows and columns, from queries and keys to the heads' outputs."""
 
-    def __init__(self, whole: Whole, view: GraphView, core: Core, scores: Scores) -> None:
-        self.whole, self.view, self.core, self.scores = whole, view, core, scores
+    def __init__(self, whole: Whole, view: GraphView, core: Core) -> None:
+        self.whole, self.view, self.core = whole, view, core
         self.product, self.softmax, self.last = (view.nodes[at] for at in (core.product, core.softmax, core.values))
         self.given = view.type_of(self.softmax.output[0]).elem_type or whole.elem_type
         self.kind = TensorProto.DOUBLE if self.given == TensorProto.DOUBLE else TensorProto.FLOAT
@@ -535,19 +532,19 @@ class Join:
 
     def _scores(self) -> Tensor:
         """[..., N, S + R]: q k^T + p P p^T in one product, plus data; the second term is added after any cap."""
-        b, scores = self.b, self.scores
+        b, core = self.b, self.core
         query, key = (self._wide(name, side) for name, side in zip(self.product.input, "qk", strict=True))
         rank = self._rank(self.product.input[1])
-        for index, place in scores.scales:
+        for index, place in core.scales:
             query = self._copy(index, place, query, f"q_scaled_{index}")
-        for index in scores.layout:
+        for index in core.layout:
             query, key = (self._laid_out(index, each, f"{side}_{index}") for each, side in ((query, "q"), (key, "k")))
             rank = self._rank(self.view.nodes[index].output[0])
         self.keys, count = self.b.sizes(key, -1, _END, "key_count"), self.b.sizes(query, -2, -1, "query_count")
         # Behind a cache, queries are the last tokens.
-        last = bool(scores.table.any())
+        last = bool(core.table.any())
         self.first = b.sub(self.keys, count, "first_query") if last else b.integers(0)
-        weight = b.read(self.whole.name_of(scores.table, scores.bias), self.whole.elem_type, "W_QK_positions")
+        weight = b.read(self.whole.name_of(core.table, core.bias), self.whole.elem_type, "W_QK_positions")
         stop, literal = self.keys if last else count, bool(self.whole.neurons)
         if literal:
             weighed = b.node("MatMul", [self._columns(self.first, stop, "p_q"), weight], "p_q_W_QK")
@@ -556,16 +553,16 @@ class Join:
             positions = self._spread(weighed, query, 0, "q_positions")
             turned = self._spread(b.transpose(both, (0, 2, 1), "p_k_turned"), key, 1, "k_positions")
         key = self._padded(key, rank, -1, "k")
-        if scores.cap or not literal:
+        if core.cap or not literal:
             made = b.node("MatMul", [query, key], "content")
-            for index, place in scores.cap:
+            for index, place in core.cap:
                 made = self._copy(index, place, made, f"content_{index}")
             added = b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(weight, stop)
             made = b.add(made, added, f"scores/{self._limit}")
         else:
             wide = b.concat([query, positions], -1, f"q/{self._limit}")
             made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self._limit}")], "scores")
-        for number, each in enumerate(scores.data):
+        for number, each in enumerate(core.data):
             chosen = each.term[0] == "Where" and not each.layout
             made = self._dropped(made, each, f"data_{number}") if chosen else made
             made = b.add(made, self._data(each, f"data_{number}", chosen=chosen), f"scores_with_data_{number}")
@@ -595,7 +592,7 @@ class Join:
     def _spread(self, tensor: Tensor, like: Tensor, side: int, name: str) -> Tensor:
         """A tensor for every batch and head of queries or keys."""
         b, given = self.b, self.product.input[side]
-        known = not self.scores.layout and min(self.whole.reader.tokens(given), default=0) >= -2
+        known = not self.core.layout and min(self.whole.reader.tokens(given), default=0) >= -2
         heads = [size or 1 for size in self.whole.reader.sizes(given)[1:-2]] if known else []
         lead = self.b.sizes(like, 0, 1 if known else -2, f"{name}_lead")
         return b.node("Expand", [tensor, b.concat([lead, b.integers(*heads, 1, 1)], 0, f"{name}_each")], name)

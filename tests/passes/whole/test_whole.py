@@ -91,7 +91,7 @@ def test_nothing_masks_but_w_qk(name: str) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_mask_that_is_data_stays_and_is_named(name: str) -> None:
     plan = planned(load(name))
-    (mask,) = {each.term[1][0] for _, scores in plan.whole.cores for each in scores.data}
+    (mask,) = {each.term[1][0] for core in plan.whole.cores for each in core.data}
     assert any(f"'{mask}' depends on data and stays" in note for note in plan.notes)
     nodes = [node for node in nodes_of_network(apply(plan), plan) if node.op_type in NEVER]
     assert all(mask in node.output or "/data_0_" in node.output[0] for node in nodes)
