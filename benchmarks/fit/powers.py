@@ -8,7 +8,6 @@ to float32 costs most is rounded, those still free are fitted again, and so on. 
 Needs scipy.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,14 +61,16 @@ def fit(
     return search.powers(x), search.largest(x)
 
 
-def _levels(powers: Powers, z: Array) -> Iterator[Array]:
-    """What the parts of the fractions are divided by at z."""
+def _levels(powers: Powers, z: Array) -> tuple[Array, list[Array]]:
+    """The sum h at z, and what the parts of its fractions are divided by."""
+    h, levels = np.full_like(z, powers.base), list[Array]()
     for fraction in powers.fractions:
         below: Array = np.zeros(())
         for part, shift in reversed(fraction):
-            level = np.asarray(z + shift + below)
-            yield level
-            below = part / level
+            levels.append(np.asarray(z + shift + below))
+            below = part / levels[-1]
+        h = h + below
+    return h, levels
 
 
 def _numbers(powers: Powers) -> Array:
@@ -100,14 +101,14 @@ class _Fit:
         powers = self.powers(x)
         r = np.exp(powers.step * self.y)
         z = r + 1.0 / r
-        p, rest = (np.polyval(each, z) for each in powers.polynomials)
-        return np.asarray(self.y * ((r * p + rest) / (z * p + 2.0 * rest) - self.share))
+        h, _ = _levels(powers, z)
+        return np.asarray(self.y * ((r + h) / (z + 2.0 * h) - self.share))
 
     def largest(self, x: Array) -> float:
         """The largest error; infinite where something that is divided by is not positive."""
         powers = self.powers(x)
         z = 2.0 * np.cosh(powers.step * np.append(0.0, self.y))
-        if any(np.min(level) <= _LEAST for level in _levels(powers, z)):
+        if any(np.min(level) <= _LEAST for level in _levels(powers, z)[1]):
             return np.inf
         found = float(np.max(np.abs(self.errors(x))))
         return found if np.isfinite(found) else np.inf

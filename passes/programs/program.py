@@ -258,17 +258,6 @@ class Powers:
         paired = zip(levels[single::2], levels[single + 1 :: 2], strict=True)
         return (*((level,) for level in levels[:single]), *paired)
 
-    @property
-    def polynomials(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """P and R: coefficients of the same degrees, highest power first; P has a leading 1."""
-        p, r = np.poly1d([1.0]), np.poly1d([self.base])
-        for fraction in self.fractions:
-            bottom, top = np.poly1d([1.0]), np.poly1d([0.0])
-            for part, shift in reversed(fraction):
-                bottom, top = np.poly1d([1.0, shift]) * bottom + top, part * bottom
-            p, r = p * bottom, r * bottom + p * top
-        return tuple(p.coeffs.tolist()), tuple(np.pad(r.coeffs, (p.order - r.order, 0)).tolist())
-
     def mean(self, y: Array) -> Array:
         """`factor` Phi(y) in float64."""
         return _mean_of(self.keys, y)
@@ -285,11 +274,14 @@ class Powers:
     @cached_property
     def keys(self) -> tuple[Key, ...]:
         """The keys of the softmax whose mean of values is this multiple."""
-        p, r = map(_expanded, self.polynomials)
-        shared = np.pad(r, 1)
-        # Index n + j belongs to r^j; a product with r or 1/r shifts by one.
-        own, other = np.pad(p, (2, 0)) + shared, np.pad(p, (0, 2)) + shared
-        weights = own + other
+        # h = R / P as polynomials in r, of which z is (r^2 + 1) / r; Phi is (r^2 P + r R) / ((r^2 + 1) P + 2 r R).
+        r, p, rest = np.poly1d([1.0, 0.0]), np.poly1d([1.0]), np.poly1d([self.base])
+        for fraction in self.fractions:
+            bottom, top = np.poly1d([1.0]), np.poly1d([0.0])
+            for part, shift in reversed(fraction):
+                bottom, top = np.poly1d([1.0, shift, 1.0]) * bottom + r * top, part * r * bottom
+            p, rest = p * bottom, rest * bottom + p * top
+        own, weights = (each.coeffs[::-1] for each in (r * r * p + r * rest, (r * r + 1.0) * p + 2.0 * r * rest))
         slopes = self.step * (np.arange(len(weights)) - len(weights) // 2)
         rows = slopes, np.log(weights), self.factor * own / weights
         return tuple(zip(*(row.tolist() for row in rows), strict=True))
@@ -298,16 +290,6 @@ class Powers:
     def heads(self) -> tuple[Head, ...]:
         """The same as heads: one for every key with a nonzero multiple, all over the same keys."""
         return heads_over([key[:2] for key in self.keys], [multiple for *_, multiple in self.keys])
-
-
-def _expanded(coefficients: tuple[float, ...]) -> Array:
-    """A polynomial in z = r + 1/r, highest power first, as the coefficients of r^-n ... r^n."""
-    result = np.array(coefficients[:1])
-    for coefficient in coefficients[1:]:
-        # Horner's rule: the product with z shifts the coefficients both ways.
-        result = np.pad(result, (0, 2)) + np.pad(result, (2, 0))
-        result[len(result) // 2] += coefficient
-    return result
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

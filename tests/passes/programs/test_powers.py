@@ -25,10 +25,11 @@ def test_powers_are_heads(activation: str, program: Program) -> None:
     powers = powers_of(program)
     y = np.linspace(-18.0 / powers.step, 18.0 / powers.step, 4001)
     r = np.exp(powers.step * y)
-    z = r + 1.0 / r
-    p, rest = (np.polyval(each, z) for each in powers.polynomials)
+    z, h = r + 1.0 / r, powers.base
+    for (part, shift), *below in powers.fractions:
+        h = h + part / (z + shift + sum(inner / (z + other) for inner, other in below))
     for found in (neurons(program, y, y), program.evaluate(y)):
-        np.testing.assert_allclose(found, y * (r * p + rest) / (z * p + 2.0 * rest), rtol=1e-12, atol=1e-11)
+        np.testing.assert_allclose(found, y * (r + h) / (z + 2.0 * h), rtol=1e-12, atol=1e-11)
     keys = {tuple(sorted([head.beta, *(t.slope for t in head.bias_tokens)])) for head in program.heads}
     (slopes,) = keys
     np.testing.assert_allclose(np.diff(slopes), powers.step, rtol=1e-12)
@@ -93,15 +94,14 @@ def test_scaling_and_rounding_of_each_coefficient() -> None:
 def test_the_mean_is_that_of_the_formula() -> None:
     """Powers of r = e^(c y) written out: (r P + R) / (z P + 2 R), with z = r + 1/r, times the factor."""
     powers = Powers(0.5, (2.0, 3.0), (5.0, 7.0), 1, 0.25, 1.5)
-    # 1/4 + 2 / (z + 5 + 3 / (z + 7))
-    assert powers.polynomials == ((1.0, 12.0, 38.0), (0.25, 5.0, 23.5))
-    # 2 / (z + 5) + 3 / (z + 7)
-    assert replace(powers, pairs=0, base=0.0).polynomials == ((1.0, 12.0, 35.0), (0.0, 5.0, 29.0))
-    # 4 / (z + 1) and the first
-    both = Powers(0.5, (4.0, 2.0, 3.0), (1.0, 5.0, 7.0), 1, 0.25)
-    assert both.polynomials == ((1.0, 13.0, 50.0, 38.0), (0.25, 9.25, 76.5, 175.5))
-    for y in (-3.0, -0.25, 0.0, 1.0, 4.0):
-        r = np.exp(0.5 * y)
-        z = r + 1.0 / r
-        p, q = z**2 + 12.0 * z + 38.0, 0.25 * z**2 + 5.0 * z + 23.5
-        np.testing.assert_allclose(powers.mean(np.array(y)), 1.5 * (r * p + q) / (z * p + 2.0 * q), rtol=1e-14)
+    both = Powers(0.5, (4.0, 2.0, 3.0), (1.0, 5.0, 7.0), 1, 0.25, 1.5)
+    for made, *coefficients in (
+        (powers, (1.0, 12.0, 38.0), (0.25, 5.0, 23.5)),  # 1/4 + 2 / (z + 5 + 3 / (z + 7))
+        (replace(powers, pairs=0, base=0.0), (1.0, 12.0, 35.0), (0.0, 5.0, 29.0)),  # 2 / (z + 5) + 3 / (z + 7)
+        (both, (1.0, 13.0, 50.0, 38.0), (0.25, 9.25, 76.5, 175.5)),  # 4 / (z + 1) and the first
+    ):
+        for y in (-3.0, -0.25, 0.0, 1.0, 4.0):
+            r = np.exp(0.5 * y)
+            z = r + 1.0 / r
+            p, q = (np.polyval(each, z) for each in coefficients)
+            np.testing.assert_allclose(made.mean(np.array(y)), 1.5 * (r * p + q) / (z * p + 2.0 * q), rtol=1e-14)
