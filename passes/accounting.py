@@ -100,8 +100,7 @@ class Accounting:
 def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
     """The accounting of a plan; costs are for N = `tokens`."""
     heads, d_head = own_attention(plan.views, plan.recognised)
-    flows = ((view, Dataflow(view)) for view in plan.views)
-    total = sum(_elements(view, op.weight) for view, flow in flows for op in flow.operators.values()) or 1
+    total = sum(_elements(view, op.weight) for view in plan.views for op in Dataflow(view).operators.values()) or 1
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]
     blocks, works = [], dict[tuple[Path, str], int]()

@@ -167,12 +167,9 @@ def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) 
 
 # -- softmaxes that form `local` writes with few exponentials ----------------------------------------------------------
 #
-# docs/programs.md derives both. **The line** g (docs/programs.md#the-line) is (1 - e^-x) / (d S(x)) with x = d g and
-# S(x) = sum_j w_j e^(-r_j x). Its nodes r are symmetric about 1/2, and the exponentials of r and 1 - r are e^(-r x) and
-# e^-x / e^(-r x): their logits are small where they count.
-#
-# **Equally spaced keys** have weights that are powers of one exponential r = e^(c y). For y Phi(y) with Phi(-y) =
-# 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r >= 2, where no divisor is 0, and
+# docs/programs.md derives both. **The line** g is (1 - e^-x) / (d S(x)) with x = d g and S(x) = sum_j w_j e^(-r_j x).
+# Its nodes r are symmetric about 1/2. **Equally spaced keys** have weights that are powers of one exponential r =
+# e^(c y): Phi is (r + h) / (r + 1/r + 2 h) in y Phi(y), such as GELU, with z = r + 1/r >= 2, where no divisor is 0, and
 #
 #     h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
 
