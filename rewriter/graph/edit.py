@@ -161,7 +161,7 @@ def with_outputs(model: onnx.ModelProto, view: GraphView, tensors: Sequence[str]
     return result
 
 
-def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> set[int]:
+def ancestors(view: GraphView, stop: Container[str], outputs: Sequence[str]) -> set[int]:
     """Indices of the nodes that `outputs` depend on, without going past the tensors in `stop`."""
 
     def makers(names: Iterable[str]) -> set[int]:

@@ -25,7 +25,7 @@ def test_powers_are_heads(activation: str, program: Program) -> None:
     powers = powers_of(program)
     y = np.linspace(-18.0 / powers.step, 18.0 / powers.step, 4001)
     r = np.exp(powers.step * y)
-    z, h = r + 1.0 / r, powers.base
+    z, h = r + 1.0 / r, np.full_like(r, powers.base)
     for (part, shift), *below in powers.fractions:
         h = h + part / (z + shift + sum(inner / (z + other) for inner, other in below))
     for found in (neurons(program, y, y), program.evaluate(y)):
