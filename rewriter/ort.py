@@ -149,15 +149,13 @@ def _obstacle(provider: Provider) -> str | None:
             f"this onnxruntime has no {provider.kernel_set}; install it with "
             f"'pip uninstall onnxruntime' and 'pip install {provider.package}'"
         )
-    options, text = ort.SessionOptions(), '<ir_version: 8, opset_import: ["": 17]> g'
-    options.log_severity_level = 4
-    model = onnx.parser.parse_model(f"{text} (float[2, 2] x) => (float[2, 2] y) {{ y = MatMul(x, x) }}")
+    graph = "g (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {graph}')
     with contextlib.redirect_stdout(io.StringIO()), quiet_stderr():
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()  # finds the CUDA libraries of pip packages
-        how: dict[str, Any] = {"providers": provider.onnxruntime, "enable_fallback": 0}
         try:
-            session = ort.InferenceSession(model.SerializeToString(), options, **how)
+            session = _inference_session(model.SerializeToString(), ort.SessionOptions(), provider)
             if provider.kernel_set in session.get_providers():
                 session.run(None, {"x": np.ones((2, 2), np.float32)})
                 return None
@@ -171,18 +169,13 @@ def _obstacle(provider: Provider) -> str | None:
 def quiet_stderr(log: str | os.PathLike[str] = os.devnull) -> Iterator[None]:
     """Write standard error to a new file or nowhere, also that of C++ code, which bypasses `sys.stderr`."""
     sys.stderr.flush()
-    with open(log, "wb") as file:  # noqa: PTH123 - devnull is a text
-        try:
+    with open(log, "wb") as file, contextlib.ExitStack() as restored:  # noqa: PTH123 - devnull is a text
+        with contextlib.suppress(OSError):  # standard error is closed: nothing to keep quiet
             saved = os.dup(2)
-        except OSError:  # standard error is closed: nothing to keep quiet
-            yield
-            return
-        try:
+            restored.callback(os.close, saved)
+            restored.callback(os.dup2, saved, 2)
             os.dup2(file.fileno(), 2)
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+        yield
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
@@ -214,7 +207,6 @@ class Session:
         detected; onnxruntime refuses that for undeclared shapes.
         """
         wanted, options = list(self.outputs), load_onnxruntime().RunOptions()
-        options.log_severity_level = 4
         if self._shrinks:
             # Otherwise a session keeps the memory of its largest run, and the float64 evaluation has a dozen sessions.
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -299,21 +291,15 @@ def open_session(
     Raises as `require_provider`, ValidationError if it does not load, MemoryError if memory runs out.
     """
     known, ort = require_provider(provider), load_onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, threads
-    level = ort.GraphOptimizationLevel
+    options, level = ort.SessionOptions(), ort.GraphOptimizationLevel
+    options.intra_op_num_threads = threads
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    if not spin:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if not prepack:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    if base_dir is not None:
-        options.add_session_config_entry(_EXTERNAL_FOLDER, str(base_dir.resolve()))
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+    options.add_session_config_entry("session.disable_prepacking", str(int(not prepack)))
     try:
         source = _source(model, None if known.finds_data else base_dir)
-        # Without this onnxruntime silently falls back to the CPU, which would then be proved instead of the provider.
-        session = ort.InferenceSession(source, options, providers=known.onnxruntime, enable_fallback=0)
+        session = _inference_session(source, options, known, base_dir)
     except Exception as error:  # onnxruntime's exceptions share no base class
         _raise_if_out_of_memory(error)
         missing = _NO_KERNEL.search(str(error))
@@ -336,13 +322,24 @@ def open_session(
     )
 
 
+def _inference_session(
+    source: str | bytes, options: Any, provider: Provider, base_dir: Path | None = None, **further: Any
+) -> Any:
+    """onnxruntime's own session, which is on the provider or fails; `base_dir` is that of external data."""
+    if base_dir is not None:
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(base_dir.resolve()))
+    # Without fallback=0 onnxruntime silently uses the CPU, which would then be proved instead of the provider.
+    further |= {"providers": provider.onnxruntime, "enable_fallback": 0}
+    return load_onnxruntime().InferenceSession(source, options, **further)
+
+
 def _raise_if_out_of_memory(error: Exception) -> None:
-    """Distinguish a lack of memory from a rejection, which onnxruntime reports alike."""
+    """onnxruntime reports a lack of memory like a rejection."""
     if any(sign in str(error) for sign in _OUT_OF_MEMORY):
         raise MemoryError(one_line(error, 160)) from error
 
 
-def _source(model: Path | onnx.ModelProto, data: Path | None) -> str | bytes:
+def _source(model: Path | onnx.ModelProto, data: Path | None = None) -> str | bytes:
     """What onnxruntime loads; a model in memory gets the external data in a directory inside."""
     if isinstance(model, Path):
         return str(model)
@@ -434,21 +431,19 @@ RULES = {
 
 
 def write_optimised(
-    model: LoadedModel, level: str, folder: Path, disabled: Sequence[str] = (), *, severity: int = 4
+    model: LoadedModel, level: str, folder: Path, disabled: Sequence[str] = (), *, logs: bool = False
 ) -> Path:
     """Write what onnxruntime makes of a model, its weights beside it. Raises ValidationError if it does not load."""
     path, ort = folder / "optimised.onnx", load_onnxruntime()
     options = ort.SessionOptions()
-    options.log_severity_level = severity
+    if logs:
+        options.log_severity_level = 0
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
     options.optimized_model_filepath = str(path)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{path.name}.data")
-    if model.base_dir is not None:
-        options.add_session_config_entry(_EXTERNAL_FOLDER, str(model.base_dir.resolve()))
-    how: dict[str, Any] = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}
+    source = model.proto if model.path is None else model.path
     try:
-        source = str(model.path) if model.path is not None else model.proto.SerializeToString()
-        ort.InferenceSession(source, options, disabled_optimizers=[*disabled], **how)
+        _inference_session(_source(source), options, PROVIDERS[0], model.base_dir, disabled_optimizers=[*disabled])
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise ValidationError(f"onnxruntime could not load the model at level {level}: {one_line(error)}") from error
     return path
@@ -459,6 +454,6 @@ def optimisers(model: LoadedModel, level: str) -> list[str]:
     with TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with quiet_stderr(log):
-            write_optimised(model, level, Path(folder), severity=0)
+            write_optimised(model, level, Path(folder), logs=True)
         names = dict.fromkeys(name.decode() for name in _ACTED.findall(log.read_bytes()))
     return list(dict.fromkeys(part for name in names for part in (*RULES.get(name, ()), name)))

@@ -22,7 +22,6 @@ import secrets
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -133,15 +132,15 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     if not isinstance(source, (str, os.PathLike)):
         proto = _in_memory(source)
         check_structure(proto)
-        external = collect_external(proto, None)
-        changes = next(iter_sparse(proto), None) is not None or any(map(overridden, proto.functions))
-        proto = deepcopy(proto) if proto is source and changes else proto
+        collect_external(proto, None)
+        if proto is source and (any(iter_sparse(proto)) or any(map(overridden, proto.functions))):
+            proto = deepcopy(proto)
         _write_out_sparse(proto, None)
         try:
             size = int(proto.ByteSize())
         except (EncodeError, ValueError) as error:
             raise ModelError(TOO_LARGE) from error
-        return LoadedModel(proto, None, None, external, size, fallbacks=_without_fallbacks(proto))
+        return LoadedModel(proto, None, None, (), size, fallbacks=_without_fallbacks(proto))
     # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
     if mapped:
@@ -353,9 +352,7 @@ def _read(path: Path) -> bytes:
 
 
 def _suggestion(path: Path) -> str:
-    names = list[str]()
-    with suppress(OSError):
-        names = [each.name for each in path.parent.iterdir() if each.suffix == ".onnx"]
+    names = [each.name for each in path.parent.glob("*.onnx")]
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
     return f"did you mean {quoted(path.parent / near[0])}?" if near else "check the path (a link may point to nothing)"
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError
 from rewriter.graph.walk import is_external, iter_tensors
@@ -114,11 +115,11 @@ def check_inline(tensor: onnx.TensorProto) -> None:
             f"tensor {name} ({element.name}) holds values in {', '.join(filled)} where {element.field}"
             f"{'' if text else ' or raw_data'} belongs"
         )
-    have, need = len(getattr(tensor, element.field)), (count * element.eighths + 7) // 8
+    field, unit, eighths = element.field, f"entries of {element.field}", element.eighths
     if "raw_data" in filled:
-        have, need = len(tensor.raw_data), (count * element.bits + 7) // 8
+        field, unit, eighths = "raw_data", "bytes of raw data", element.bits
+    have, need = len(getattr(tensor, field)), (count * eighths + 7) // 8
     if have != need:
-        unit = "bytes of raw data" if "raw_data" in filled else f"entries of {element.field}"
         raise ModelError(
             f"tensor {name} ({element.name}) holds {have} {unit} where its dimensions need {need}; "
             "the file is damaged: download or export it again"
@@ -178,29 +179,25 @@ def read_external(
 
 def open_inside(base_dir: Path, location: str, tensor: str) -> int:
     """The file descriptor of a data file below `base_dir`. Raises ModelError."""
-    parts = _parts(location, tensor)
-    what = f"external data {quoted(location)} of tensor {quoted(tensor)}"
-    try:
-        handle = os.open(base_dir, os.O_RDONLY | os.O_DIRECTORY)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"cannot open the model's directory {quoted(base_dir)}: {_reason(error)}; check its path and mode"
-        ) from error
-    for part in parts:
-        parent = handle
+    what, parent = f"external data {quoted(location)} of tensor {quoted(tensor)}", None
+    for part in (base_dir, *_parts(location, tensor)):
+        # Non-blocking, because opening a FIFO would wait for a writer.
+        flags = os.O_DIRECTORY if parent is None else os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            # Non-blocking, because opening a FIFO would wait for a writer.
-            handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+            handle = os.open(part, os.O_RDONLY | flags, dir_fd=parent)
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno == errno.ELOOP:
-                raise ModelError(
-                    f"{what} is or lies behind a symbolic link; copy the model with its data (`cp -rL DIRECTORY COPY`)"
-                ) from error
-            raise ModelError(
-                f"cannot open {what}: {_reason(error)}; put the data file beside the model, where it was saved"
-            ) from error
+            reason = (isinstance(error, OSError) and error.strerror) or "its name cannot be used here"
+            fault = f"cannot open {what}: {reason}; put the data file beside the model, where it was saved"
+            if parent is None:
+                fault = f"cannot open the model's directory {quoted(base_dir)}: {reason}; check its path and mode"
+            elif isinstance(error, OSError) and error.errno == errno.ELOOP:
+                copy = "copy the model with its data (`cp -rL DIRECTORY COPY`)"
+                fault = f"{what} is or lies behind a symbolic link; {copy}"
+            raise ModelError(fault) from error
         finally:
-            os.close(parent)
+            if parent is not None:
+                os.close(parent)
+        parent = handle
     status = os.fstat(handle)
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return handle
@@ -273,10 +270,6 @@ def _number(text: str, key: str, tensor: str) -> int:
     return int(text)
 
 
-def _reason(error: OSError | ValueError) -> str:
-    return (isinstance(error, OSError) and error.strerror) or "its name cannot be used here"
-
-
 def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
     """Replace links in a cache by the blobs behind them: the directory of external data, else `folder`."""
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
@@ -305,20 +298,16 @@ def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
 
 MIN_MAPPED_BYTES = 2**16  # no pass reads the values of constants this large
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of graph, initializer, raw_data
-_OTHER_FIELDS = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
-_LOCATION, _DEFAULT = 14, b"\0"  # data_location, and its default, which onnx writes after loading external data
+# Fields beside raw data; onnx writes data_location, as the default, after it has loaded external data.
+_BESIDE = {"dims", "data_type", "name", "doc_string", "metadata_props", "data_location"}
 _VARINT, _BYTES = 0, 2  # wire types of protobuf; no message here has fields of another one, unless they are packed
-
-
-class _UnusualError(Exception):
-    """The bytes are not an ordinary message; protobuf will report the fault."""
 
 
 def without_weights(data: bytes, location: str) -> bytes | None:
     """The model with references to the file `location` instead of large weights; None if it has none or is unusual."""
     try:
         small = _shrunk(memoryview(data), 0, len(data), location, (_GRAPH, _INITIALIZER))
-    except _UnusualError:
+    except DecodeError:  # which protobuf reports when it reads the whole
         return None
     return small if len(small) < len(data) else None
 
@@ -371,21 +360,20 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
     """The tensor with a reference to its raw data; None without raw data, or with unusual fields."""
     fields = list(_fields(data, first, last, _RAW))
     raw = [(start, end) for number, _, start, end in fields if number == _RAW]
-    odd = (
-        number not in _OTHER_FIELDS and not (number == _LOCATION and data[start:end] == _DEFAULT)
-        for number, _, start, end in fields
-    )
-    if len(raw) != 1 or raw[0][1] - raw[0][0] < MIN_MAPPED_BYTES or any(odd):
+    if len(raw) != 1 or raw[0][1] - raw[0][0] < MIN_MAPPED_BYTES:
         return None
-    (start, end), reference = raw[0], onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
+    made = onnx.TensorProto.FromString(b"".join(data[begin:end] for number, begin, _, end in fields if number != _RAW))
+    if is_external(made) or not {field.name for field, _ in made.ListFields()} <= _BESIDE:
+        return None
+    made.data_location = onnx.TensorProto.EXTERNAL
+    ((start, end),) = raw
     for key, value in {"location": location, "offset": str(start), "length": str(end - start)}.items():
-        reference.external_data.add(key=key, value=value)
-    kept = [data[begin:stop] for number, begin, _, stop in fields if number not in (_RAW, _LOCATION)]
-    return b"".join([*kept, reference.SerializeToString(deterministic=True)])
+        made.external_data.add(key=key, value=value)
+    return made.SerializeToString(deterministic=True)
 
 
 def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[tuple[int, int, int, int]]:
-    """(number, start, start and end of contents) of the fields of a message. Raises _UnusualError."""
+    """(number, start, start and end of contents) of the fields of a message. Raises DecodeError."""
     begin = start
     while begin < last:
         tag, start = _varint(data, begin, last)
@@ -396,21 +384,21 @@ def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[t
         elif wire == _VARINT:
             end = _varint(data, start, last)[1]
         else:
-            raise _UnusualError
+            raise DecodeError
         if end > last or (number == message and wire != _BYTES):
-            raise _UnusualError
+            raise DecodeError
         yield number, begin, start, end
         begin = end
 
 
 def _varint(data: memoryview, start: int, last: int) -> tuple[int, int]:
-    """A number and its end. Raises _UnusualError."""
+    """A number and its end. Raises DecodeError."""
     value = 0
     for place in range(start, min(start + 10, last)):
         value |= (data[place] & 127) << 7 * (place - start)
         if data[place] < 128:
             return value, place + 1
-    raise _UnusualError
+    raise DecodeError
 
 
 def _tag(number: int, length: int) -> bytes:
