@@ -167,10 +167,7 @@ def _declared(kind: onnx.TypeProto, default: bool) -> str:
 
 
 def renamed(a: LoadedModel, b: LoadedModel, names: Mapping[str, str]) -> LoadedModel:
-    """B under A's names of inputs and outputs; `names` maps these to B's own.
-
-    Raises UsageError unless both models have them, and no two of A become one.
-    """
+    """B under A's names of inputs and outputs; `names` maps these to B's own. Raises UsageError for unfit ones."""
     for which, model, called in (("first", a, names), ("second", b, names.values())):
         known = {value.name for what in _SIGNATURE for value in getattr(model.proto.graph, what)}
         odd = next((name for name in called if name not in known), None)

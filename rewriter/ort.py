@@ -152,8 +152,7 @@ def _obstacle(provider: Provider) -> str | None:
     graph = "g (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }"
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {graph}')
     with contextlib.redirect_stdout(io.StringIO()), quiet_stderr():
-        if hasattr(ort, "preload_dlls"):
-            ort.preload_dlls()  # finds the CUDA libraries of pip packages
+        ort.preload_dlls()  # finds the CUDA libraries of pip packages
         try:
             session = _inference_session(model.SerializeToString(), ort.SessionOptions(), provider)
             if provider.kernel_set in session.get_providers():
@@ -238,10 +237,9 @@ def _plain(value: Any, kind: str) -> Any:
 
 
 def tensors_of(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Outputs tensor by tensor: the elements of a sequence `y` are `y[0]` and so on; a missing optional value is False.
+    """Outputs tensor by tensor: of a sequence `y` these are `y[0]` and so on; a missing optional value is False.
 
-    Raises:
-        ValidationError: another output has the name of an element.
+    Raises ValidationError where another output has such a name.
     """
     found: dict[str, NDArray[Any]] = {}
     for name, value in values.items():

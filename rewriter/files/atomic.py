@@ -38,13 +38,12 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
     """Turn an OSError of the block into a UsageError."""
     try:
         yield
-    except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
-        raise UsageError(
-            f"cannot {action} {quoted(path)}: {error.strerror or 'input/output error'}; {advice}"
-        ) from error
-    except ValueError as error:  # a NUL in the path
-        raise UsageError(f"cannot {action} {quoted(path)}: the name cannot be used; choose another") from error
+    except (OSError, ValueError) as error:
+        reason, advice = "the name cannot be used", "choose another"  # because of a NUL
+        if isinstance(error, OSError):
+            reason = error.strerror or "input/output error"
+            advice = _ADVICE.get(error.errno or 0, "check the path and the disk")
+        raise UsageError(f"cannot {action} {quoted(path)}: {reason}; {advice}") from error
 
 
 def check_directory(directory: Path) -> None:
@@ -61,10 +60,7 @@ def check_directory(directory: Path) -> None:
 
 @contextmanager
 def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """A new hidden file or folder beside `out` and its descriptor, locked in the block and removed after it.
-
-    Raises UsageError where it cannot be made.
-    """
+    """A hidden file or folder beside `out` and its descriptor, locked in the block and then removed. Raises UsageError."""
     # Without the name of `out`, which may already be as long as a name can be.
     path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
     handle: int | None = None

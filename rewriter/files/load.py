@@ -6,10 +6,8 @@ the link, and the data files themselves may only be links inside such a cache.
 onnx's checker sees names, operators and small attributes, no types and no weights; the rest is checked here:
 
 - It has a graph with at least one output, an IR version, and one operator set per domain.
-- Names are defined once in their scope and before they are read. A subgraph sees the names that are defined before its
-  node around it. No output of a node shadows one of them; inputs and initializers may.
 - Dims are non-negative and amount to less than 2**63 bytes, and inline data has exactly the length that they need.
-- Nodes have the inputs, outputs and attributes that their operators need, as far as onnx knows these (its checker).
+- Operators that onnx does not know for the operator set have the inputs that they need.
 - Subgraphs nest at most `walk.MAX_DEPTH` deep. Local functions are unique, not recursive, and bounded in depth and
   size: onnxruntime inlines them, and n functions that each call the previous one twice grow to 2**n nodes.
 """

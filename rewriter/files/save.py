@@ -3,14 +3,9 @@
 The rewritten model is written under a hidden name beside OUT, where onnxruntime loads it for the proof of the very
 bytes that `commit` then renames to OUT. The same proto gives the same bytes.
 
-- OUT is a new file or, with `force`, an existing regular file in an existing directory. It is never the source or one
-  of its data files, under any name, and never a symbolic link, a directory, a FIFO or a device.
-- OUT is the old file until `commit`, and then the new one, never a part of either, even after kill -9. The next run
-  for the same OUT removes hidden files of a killed run (`rewriter.files.atomic`).
-- Leaving the block without `commit`, or with an exception, removes everything that was written.
-- In the directory of the source, external data stay where they are. Into another one, data files are copied first, as
-  `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`: the content of a name never changes, so that older outputs
-  stay intact. Files that no model refers to any more are kept.
+In the directory of the source, external data stay where they are. Into another one, data files are copied first, as
+`<stem of OUT>-<first 12 hex digits of its SHA-256>.data`: the content of a name never changes, so that older outputs
+stay intact. Files that no model refers to any more are kept.
 """
 
 import hashlib
@@ -50,7 +45,8 @@ class StagedModel:
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
     """Write a model built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
 
-    Raises UsageError as `check_output` and if the disk refuses, ModelError if the model cannot be written.
+    Without that, everything is removed again. Raises UsageError as `check_output` and if the disk refuses, ModelError
+    if the model cannot be written.
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +130,6 @@ def check_inline(tensor: onnx.TensorProto) -> None:
 # -- external data -----------------------------------------------------------------------------------------------------
 
 KEYS = frozenset({"location", "offset", "length", "checksum"})
-_READ = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -153,34 +153,28 @@ def resolve(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Exter
 def read_external(
     tensor: onnx.TensorProto, base_dir: str | os.PathLike[str], *, mapped: bool = False
 ) -> npt.NDArray[np.uint8]:
-    """Read the bytes of an external tensor, after checking it again. Raises ModelError.
-
-    If `mapped`, they are read-only and stay in the file, as for onnxruntime: parts of a weight cost little.
-    """
-    with _opened(tensor, base_dir) as (handle, ref):
+    """The bytes of an external tensor, checked again; if `mapped`, read-only in their file. Raises ModelError."""
+    with _opened(tensor, base_dir) as (handle, ref), os.fdopen(handle, "rb", closefd=False) as file:
         if mapped and ref.length:
-            # The error is that of file systems that cannot map.
-            with suppress(OSError), os.fdopen(handle, "rb", closefd=False) as file:
+            with suppress(OSError):  # of file systems that cannot map
                 return np.asarray(np.memmap(file, np.uint8, "r", ref.offset, ref.length))
         data = np.empty(ref.length, np.uint8)
-        done = 0
-        while done < ref.length:
-            try:
-                got = os.preadv(handle, [data[done : done + _READ].data], ref.offset + done)
-            except OSError as error:
-                what = f"{quoted(ref.path)} for tensor {quoted(ref.tensor)}"
-                raise ModelError(f"cannot read {what}: {error.strerror}; check the disk") from error
-            if not got:
-                # A file that shrinks would otherwise leave uninitialised memory at the end of the array.
-                raise ModelError(f"{quoted(ref.path)} shrank while it was read; run again when nothing writes to it")
-            done += got
+        try:
+            file.seek(ref.offset)
+            complete = file.readinto(data.data) == ref.length
+        except OSError as error:
+            what = f"{quoted(ref.path)} for tensor {quoted(ref.tensor)}"
+            raise ModelError(f"cannot read {what}: {error.strerror}; check the disk") from error
+        if not complete:
+            # A file that shrinks would otherwise leave uninitialised memory at the end of the array.
+            raise ModelError(f"{quoted(ref.path)} shrank while it was read; run again when nothing writes to it")
         return data
 
 
 def open_inside(base_dir: Path, location: str, tensor: str) -> int:
     """The file descriptor of a data file below `base_dir`. Raises ModelError."""
     what, parent = f"external data {quoted(location)} of tensor {quoted(tensor)}", None
-    for part in (base_dir, *_parts(location, tensor)):
+    for part in (str(base_dir), *_parts(location, tensor)):
         # Non-blocking, because opening a FIFO would wait for a writer.
         flags = os.O_DIRECTORY if parent is None else os.O_NOFOLLOW | os.O_NONBLOCK
         try:
@@ -323,7 +317,7 @@ def inlined(
     rest.ClearField("graph")
     graph.ClearField("initializer")
     head, bare = (each.SerializeToString(deterministic=True) for each in (rest, graph))
-    heads, sizes = [], []
+    inside, pieces = len(bare), list[bytes | onnx.TensorProto]()  # a tensor stands for its bytes
     for tensor in model.graph.initializer:
         length, inline = lengths.get(tensor.name), tensor
         if length is not None:
@@ -331,18 +325,12 @@ def inlined(
             inline.ClearField("external_data")
             inline.ClearField("data_location")
         data = inline.SerializeToString(deterministic=True) + (b"" if length is None else _tag(_RAW, length))
-        heads.append(data)
-        sizes.append(len(data) + (length or 0))
-    inside = len(bare) + sum(len(_tag(_INITIALIZER, size)) + size for size in sizes)
-
-    def pieces() -> Iterator[bytes | memoryview]:
-        yield head + _tag(_GRAPH, inside) + bare
-        for data, size, tensor in zip(heads, sizes, model.graph.initializer, strict=True):
-            yield _tag(_INITIALIZER, size) + data
-            if tensor.name in lengths:
-                yield read(tensor)
-
-    return len(head) + len(_tag(_GRAPH, inside)) + inside, pieces()
+        start = _tag(_INITIALIZER, len(data) + (length or 0)) + data
+        pieces += [start] if length is None else [start, tensor]
+        inside += len(start) + (length or 0)
+    head += _tag(_GRAPH, inside)
+    written = (each if isinstance(each, bytes) else read(each) for each in pieces)
+    return len(head) + inside, chain([head + bare], written)
 
 
 def _shrunk(data: memoryview, first: int, last: int, location: str, way: tuple[int, ...]) -> bytes:
@@ -369,7 +357,7 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
     ((start, end),) = raw
     for key, value in {"location": location, "offset": str(start), "length": str(end - start)}.items():
         made.external_data.add(key=key, value=value)
-    return made.SerializeToString(deterministic=True)
+    return bytes(made.SerializeToString(deterministic=True))
 
 
 def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[tuple[int, int, int, int]]:

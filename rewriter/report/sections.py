@@ -57,7 +57,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[Cell, ...], ...]
 
     @classmethod
     def of(cls, title: str, headings: str, rows: Iterable[Row]) -> "Table":
@@ -65,7 +65,7 @@ class Table:
         named, rows = (heading.partition(":") for heading in headings.split(", ")), tuple(rows)
         columns = [Column(name, cast("Kind", kind or "text")) for name, _, kind in named]
         used = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
-        kept = tuple(tuple(row[place] for place in used) for row in rows)
+        kept = tuple(tuple(_cell(row[place], columns[place].kind) for place in used) for row in rows)
         return cls(title, tuple(columns[place] for place in used), kept)
 
 
@@ -80,12 +80,9 @@ def written(value: str | float | None, kind: Kind) -> str:
     return f"{value:{_FORMATS[kind]}}"
 
 
-def cells(table: Table) -> Iterator[list[Cell]]:
-    """The cells of each row, with their text."""
-    for row in table.rows:
-        given = (each if isinstance(each, Cell) else Cell(each) for each in row)
-        pairs = zip(given, table.columns, strict=True)
-        yield [replace(each, text=each.text or written(each.value, of.kind)) for each, of in pairs]
+def _cell(value: Cell | str | float | None, kind: Kind) -> Cell:
+    cell = value if isinstance(value, Cell) else Cell(value)
+    return replace(cell, text=cell.text or written(cell.value, kind))
 
 
 def folded(names: Iterable[str]) -> str:
@@ -459,7 +456,7 @@ def in_markdown(summary: str, problems: Sequence[str], parts: Iterable[str | Tab
             yield from (*([] if listed else [""]), f"- {_escaped(part)}")
         else:
             yield from ("", f"{_escaped(part.title)}:", "")
-            rows = [[column.name for column in part.columns], *([each.text for each in row] for row in cells(part))]
+            rows = [[column.name for column in part.columns], *([each.text for each in row] for row in part.rows)]
             lines = [f"| {' | '.join(map(_escaped, row))} |" for row in rows]
             yield from (lines[0], "| --- " * len(part.columns) + "|", *lines[1:])
         listed = isinstance(part, str)

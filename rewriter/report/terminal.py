@@ -18,7 +18,7 @@ from rich.text import Text
 from rewriter.proof.run import Progress as Callback
 from rewriter.proof.run import silent
 from rewriter.report.report import FolderReport, Report, Result
-from rewriter.report.sections import Table, cells, sections, summary, warnings
+from rewriter.report.sections import Table, sections, summary, warnings
 from rewriter.text import clean, counted, shortened
 
 _PIPE_WIDTH, _NARROW = 140, 80
@@ -118,7 +118,7 @@ def drawn(table: Table) -> rich.table.Table:
         longest = max(map(len, column.name.split()), default=0)
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         made.add_column(column.name, justify=justify, overflow="fold", min_width=longest)
-    for row in cells(table):
+    for row in table.rows:
         made.add_row(*(plain(each.text, _COLOURS.get(each.style, each.style)) for each in row))
     return made
 

@@ -19,7 +19,7 @@ from typing import Any
 from rewriter.errors import UsageError
 from rewriter.files.atomic import write_text
 from rewriter.report.report import Report
-from rewriter.report.sections import Cell, Column, certainty, sections, summary_lines, warnings, written
+from rewriter.report.sections import Cell, Column, certainty, sections, summary_lines, warnings
 from rewriter.text import shortened
 
 _MAX_NAME, _MAX_SENTENCE = 240, 600  # characters; of longer texts both ends are shown
@@ -86,13 +86,11 @@ def _hash(content: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")
 
 
-def shown(value: Cell | str | float | None, column: Column) -> Cell:
+def shown(cell: Cell, column: Column) -> Cell:
     """A cell of the page: its text, what to sort it by (None: the text), and a class."""
-    cell = value if isinstance(value, Cell) else Cell(value)
     if column.numeric:
-        number = -1.0 if cell.value is None else float(cell.value)
-        return Cell(number, cell.text or written(cell.value, column.kind), cell.style)
-    text = cell.text or short(str(cell.value or "–"))
+        return Cell(-1.0 if cell.value is None else float(cell.value), cell.text, cell.style)
+    text = short(str(cell.value or "–"))
     if column.kind == "operators":
         text = _TIMES.sub("×", text).replace(" -> ", " → ")
     return Cell(None, text, cell.style or ("name" if column.kind == "name" else ""))

@@ -27,12 +27,13 @@ from tests.counting import Clock
 )
 def test_numbers(value: float | None, kind: Kind, text: str) -> None:
     assert written(value, kind) == text
-    assert shown(value, Column("x", kind)) == Cell(-1.0 if value is None else value, text)
+    (row,) = Table.of("Numbers", f"name, x:{kind}", [("a", value), ("b", 1.0)]).rows[:1]
+    assert shown(row[1], Column("x", kind)) == Cell(-1.0 if value is None else value, text)
 
 
 def test_words_on_the_page() -> None:
-    assert shown("MatMul 4x8 -> 8x4", Column("x", "operators")) == Cell(None, "MatMul 4×8 → 8×4")
-    assert shown("h\x1b[31m", Column("x", "name")) == Cell(None, "h\N{REPLACEMENT CHARACTER}[31m", "name")
+    assert shown(Cell("MatMul 4x8 -> 8x4"), Column("x", "operators")) == Cell(None, "MatMul 4×8 → 8×4")
+    assert shown(Cell("h\x1b[31m"), Column("x", "name")) == Cell(None, "h\N{REPLACEMENT CHARACTER}[31m", "name")
 
 
 def test_a_cell_with_words_of_its_own() -> None:
