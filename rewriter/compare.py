@@ -68,11 +68,8 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
     bodies = (iter_nodes(function.node) for model in (a, b) for function in model.proto.functions)
     used = {key_of(node)[0] for nodes in (*every, *bodies) for node in nodes}
     ours, theirs = _stated(a.proto, used), _stated(b.proto, used)
-    stated = [
-        Change(what, decoded(name), ours.get((what, name)), theirs.get((what, name)))
-        for what, name in {**ours, **theirs}
-        if ours.get((what, name)) != theirs.get((what, name))
-    ]
+    entries = ((*key, ours.get(key), theirs.get(key)) for key in {**ours, **theirs})
+    stated = [Change(what, decoded(name), one, two) for what, name, one, two in entries if one != two]
     counts = [Counter(map(operator_of, nodes)) for nodes in every]
     return GraphDifference(
         operators={name: (counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])},

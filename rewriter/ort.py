@@ -129,12 +129,9 @@ def load_onnxruntime() -> Any:
         with quiet_stderr():  # the import itself may log devices, before the severity can be set
             import onnxruntime
     except ImportError as error:
-        reason = one_line(error, 160)
-        if any(sign in reason for sign in ("map segment", "allocate memory", "bad_alloc")):
-            raise MemoryError(reason) from error
-        raise ProviderError(
-            f"onnxruntime cannot be imported ({reason}); pip install --force-reinstall onnxruntime"
-        ) from error
+        _raise_if_out_of_memory(error)
+        advice = "pip install --force-reinstall onnxruntime"
+        raise ProviderError(f"onnxruntime cannot be imported ({one_line(error, 160)}); {advice}") from error
     onnxruntime.set_default_logger_severity(4)
     return onnxruntime
 
@@ -183,7 +180,7 @@ _BFLOAT16 = "tensor(bfloat16)"
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _MAP = re.compile(r"map\(\w+,tensor\((\w+)\)\)")
 _NO_KERNEL = re.compile(r"(?:NOT_IMPLEMENTED : Could not find an implementation|Provider type) for (\w+)\b")
-_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
+_OUT_OF_MEMORY = re.compile("bad.alloc|allocate memory|out of memory|pthread_create failed|map segment")
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,7 +330,7 @@ def _inference_session(
 
 def _raise_if_out_of_memory(error: Exception) -> None:
     """onnxruntime reports a lack of memory like a rejection."""
-    if any(sign in str(error) for sign in _OUT_OF_MEMORY):
+    if _OUT_OF_MEMORY.search(str(error)):
         raise MemoryError(one_line(error, 160)) from error
 
 
@@ -352,12 +349,8 @@ def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
         assignments = session.get_provider_graph_assignment_info()
     except Exception:  # noqa: BLE001 - older versions of onnxruntime do not report it
         return None
-    return tuple(
-        f"{node.op_type} '{node.name}'"
-        for assignment in assignments
-        if assignment.ep_name == "CPUExecutionProvider"
-        for node in assignment.get_nodes()
-    )
+    on_cpu = (each for each in assignments if each.ep_name == "CPUExecutionProvider")
+    return tuple(f"{node.op_type} '{node.name}'" for each in on_cpu for node in each.get_nodes())
 
 
 def _run_bound(

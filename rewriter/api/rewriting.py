@@ -328,8 +328,7 @@ def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: i
     with run.step("load", "loading"):
         source = load_model(model)
     options = checked_options({"scope": scope, "gate": gate})
-    with run.step("plan", "finding the MLP blocks"):
-        plan = make_plan(source.proto, options, partial(read_tensor, source))
+    plan = _planned(run, source, (), options, None)
     accounting = account(plan, tokens)
     return Inspection(run.finish(planned_report(name_of(model), source, plan)), accounting)
 

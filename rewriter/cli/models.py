@@ -258,12 +258,7 @@ def _show_diagnosis(console: "Console", found: "Diagnosis") -> None:
 
 _model = click.Path(path_type=Path)
 _pair = with_options((click.argument("original", type=_model), click.argument("rewritten", type=_model)))
-_SHOWN = with_options(
-    (
-        report_option("the comparison"),
-        click.option("-v", "--verbose", is_flag=True, help="Print everything: all nodes and weights."),
-    )
-)
+_verbose = click.option("-v", "--verbose", is_flag=True, help="Print everything: all nodes and weights.")
 
 
 @command(
@@ -275,7 +270,8 @@ _SHOWN = with_options(
 @_pair
 @declared_options(Settings, only=("providers", "inputs", "dims"))
 @declared_options(CompareOptions)
-@_SHOWN
+@report_option("the comparison")
+@_verbose
 def validate(original: Path, rewritten: Path, **options: Any) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
@@ -296,7 +292,8 @@ def validate(original: Path, rewritten: Path, **options: Any) -> int:
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
 @declared_options(Settings, only=("providers", "inputs"))
 @declared_options(CompareOptions, only=("names",))
-@_SHOWN
+@report_option("the comparison")
+@_verbose
 def diff(a: Path, b: Path, **options: Any) -> int:
     """Compare two models: operators, metadata, weights bit for bit, and what they compute.
 

@@ -60,7 +60,7 @@ def check_directory(directory: Path) -> None:
 
 @contextmanager
 def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """A hidden file or folder beside `out` and its descriptor, locked in the block and then removed. Raises UsageError."""
+    """A hidden file or folder beside `out` and its descriptor, locked, removed after the block. Raises UsageError."""
     # Without the name of `out`, which may already be as long as a name can be.
     path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
     handle: int | None = None

@@ -427,10 +427,7 @@ def check_structure(model: onnx.ModelProto) -> None:
     opset = opsets(model.opset_import).get("", 0)
     for node in iter_nodes(model.graph.node):
         if name := next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None):
-            raise ModelError(
-                f"{_title(node)} refers with {quoted(name)} to an attribute of a function, but is in none; export the "
-                "model again"
-            )
+            raise malformed(f"{_title(node)} refers with {quoted(name)} to an attribute of a function, but is in none")
     _check_graph(model.graph, "the graph", opset)
     for function in model.functions:
         named = ([onnx.ValueInfoProto(name=name) for name in names] for names in (function.input, function.output))

@@ -112,10 +112,8 @@ def check_inline(tensor: onnx.TensorProto) -> None:
         raise malformed(f"tensor {name} is stored in segments, which no runtime reads")
     filled, text = filled_fields(tensor), element.name == "STRING"
     if filled not in ([], [element.field], [] if text else ["raw_data"]):
-        raise malformed(
-            f"tensor {name} ({element.name}) holds values in {', '.join(filled)} where {element.field}"
-            f"{'' if text else ' or raw_data'} belongs"
-        )
+        wanted = element.field if text else f"{element.field} or raw_data"
+        raise malformed(f"tensor {name} ({element.name}) holds values in {', '.join(filled)} where {wanted} belongs")
     field, unit, eighths = element.field, f"entries of {element.field}", element.eighths
     if "raw_data" in filled:
         field, unit, eighths = "raw_data", "bytes of raw data", element.bits

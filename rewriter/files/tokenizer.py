@@ -34,11 +34,10 @@ def open_tokenizer(tokenizer: Any) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise UsageError("this needs the package tokenizers: pip install 'attnonly[text]'") from None
-    if isinstance(tokenizer, Tokenizer) and tokenizer.padding is None and tokenizer.truncation is None:
-        return tokenizer
     if isinstance(tokenizer, Tokenizer):
-        # A copy: padding and truncation of the caller's tokenizer are not changed.
-        opened = Tokenizer.from_str(tokenizer.to_str())
+        if tokenizer.padding is None and tokenizer.truncation is None:
+            return tokenizer
+        opened = Tokenizer.from_str(tokenizer.to_str())  # the caller's is not changed
     else:
         try:
             path = Path(tokenizer)
