@@ -143,7 +143,7 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     path = Path(source).absolute()
     if mapped:
         try:  # whether the rules for external data allow a model to refer to its own file
-            os.close(open_inside(path.parent, path.name, ""))
+            open_inside(path.parent, path.name, "").close()
         except ModelError:
             mapped = False
     data = _read(path)

@@ -76,8 +76,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
             if references and source.base_dir is not None and not _is_same_file(out.parent, source.base_dir):
                 for ref in references:
                     if ref.location not in locations:
-                        descriptor = open_inside(source.base_dir, ref.location, ref.tensor)
-                        with open(descriptor, "rb") as data:  # noqa: PTH123 - not a path
+                        with open_inside(source.base_dir, ref.location, ref.tensor) as data:
                             locations[ref.location] = _place(data, out, made).name
                 with os_errors("sync", out.parent):
                     sync_directory(out.parent)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 
@@ -152,7 +153,7 @@ def read_external(
     tensor: onnx.TensorProto, base_dir: str | os.PathLike[str], *, mapped: bool = False
 ) -> npt.NDArray[np.uint8]:
     """The bytes of an external tensor, checked again; if `mapped`, read-only in their file. Raises ModelError."""
-    with _opened(tensor, base_dir) as (handle, ref), os.fdopen(handle, "rb", closefd=False) as file:
+    with _opened(tensor, base_dir) as (file, ref):
         if mapped and ref.length:
             with suppress(OSError):  # of file systems that cannot map
                 return np.asarray(np.memmap(file, np.uint8, "r", ref.offset, ref.length))
@@ -169,8 +170,8 @@ def read_external(
         return data
 
 
-def open_inside(base_dir: Path, location: str, tensor: str) -> int:
-    """The file descriptor of a data file below `base_dir`. Raises ModelError."""
+def open_inside(base_dir: Path, location: str, tensor: str) -> BufferedReader:
+    """A data file below `base_dir`, open. Raises ModelError."""
     what, parent = f"external data {quoted(location)} of tensor {quoted(tensor)}", None
     for part in (str(base_dir), *_parts(location, tensor)):
         # Non-blocking, because opening a FIFO would wait for a writer.
@@ -192,7 +193,7 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> int:
         parent = handle
     status = os.fstat(handle)
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
-        return handle
+        return os.fdopen(handle, "rb")
     os.close(handle)
     if not stat.S_ISREG(status.st_mode):
         raise malformed(f"{what} is not a regular file")
@@ -204,7 +205,7 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> int:
 
 
 @contextmanager
-def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Iterator[tuple[int, ExternalRef]]:
+def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Iterator[tuple[BufferedReader, ExternalRef]]:
     base, name = Path(base_dir).absolute(), quoted(tensor.name)
     if element_type(tensor).name == "STRING":
         raise malformed(f"string tensor {name} cannot have external data")
@@ -219,10 +220,9 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
         )
     location, need = entries["location"], byte_count(tensor)
     offset = _number(entries.get("offset", "0"), "offset", tensor.name)
-    handle = open_inside(base, location, tensor.name)
-    try:
-        status = os.fstat(handle)
-        size, file = status.st_size, (status.st_dev, status.st_ino)
+    with open_inside(base, location, tensor.name) as file:
+        status = os.fstat(file.fileno())
+        size, identity = status.st_size, (status.st_dev, status.st_ino)
         length = _number(entries.get("length", str(max(size - offset, 0))), "length", tensor.name)
         if offset + length > size:
             raise ModelError(
@@ -235,9 +235,7 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
                 f"tensor {name} {what}; model and data file do not belong together: export the model again"
             )
         path = base.joinpath(*_parts(location, ""))
-        yield handle, ExternalRef(tensor.name, location, path, offset, length, file)
-    finally:
-        os.close(handle)
+        yield file, ExternalRef(tensor.name, location, path, offset, length, identity)
 
 
 def _parts(location: str, tensor: str) -> list[str]:

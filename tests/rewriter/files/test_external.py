@@ -192,13 +192,13 @@ def test_disk_failures_while_reading(
 ) -> None:
     model = load_model(source)
 
-    class Failing(io.BytesIO):
+    class Failing(io.FileIO):
         def readinto(self, _: object) -> int:
             if error:
                 raise error
             return 0
 
-    monkeypatch.setattr(os, "fdopen", lambda *_, **__: Failing())
+    monkeypatch.setattr(os, "fdopen", Failing)
     with pytest.raises(ModelError, match=reason):
         read_external(model.proto.graph.initializer[0], source.parent)
 
