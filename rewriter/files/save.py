@@ -100,24 +100,25 @@ def check_output(out: Path, *, source: LoadedModel, force: bool) -> None:
     with os_errors("write", out):
         check_directory(out.parent)
         try:
-            mode, fault = out.lstat().st_mode, None
+            mode = out.lstat().st_mode
         except FileNotFoundError:
             return
         # Compared by inode and through links: a link, a hard link or another spelling of the path is the same file.
         if source.path and _is_same_file(out, source.path):
-            raise UsageError(f"{quoted(out)} is the input itself, which is never overwritten; choose another output")
-        if any(_is_same_file(out, path) for path in {ref.path for ref in source.external}):
-            raise UsageError(f"{quoted(out)} holds the weights of the input; choose another output")
-        if stat.S_ISLNK(mode):
+            fault = "is the input itself, which is never overwritten; choose another output"
+        elif any(_is_same_file(out, path) for path in {ref.path for ref in source.external}):
+            fault = "holds the weights of the input; choose another output"
+        elif stat.S_ISLNK(mode):
             fault = "is a symbolic link; remove it, or choose the file that it points to"
         elif stat.S_ISDIR(mode):
             fault = "is a directory; choose a file name in it, such as model.onnx"
         elif not stat.S_ISREG(mode):
             fault = "is not a regular file; choose another output"
-        elif not force:
+        elif force:
+            return
+        else:
             fault = "exists; pass --force to replace it, or choose another output"
-        if fault is not None:
-            raise UsageError(f"{quoted(out)} {fault}")
+    raise UsageError(f"{quoted(out)} {fault}")
 
 
 def _is_same_file(one: Path, other: Path) -> bool:

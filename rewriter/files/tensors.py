@@ -18,12 +18,13 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import chain
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -76,19 +77,14 @@ def element_type(tensor: onnx.TensorProto) -> ElementType:
     return found
 
 
-def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
+def count_elements(dims: Sequence[int], name: str, bits: int = 8) -> int:
     """Multiply dims. Raises ModelError for negative ones, or more than 2**63 bytes (zeros ignored)."""
-    count, nonzero = 1, 1
-    for rank, dim in enumerate(dims, 1):
-        count *= dim
-        nonzero *= dim or 1
-        if dim < 0:
-            raise malformed(f"tensor {quoted(name)} has the negative dimension {dim}")
-        if nonzero * max(bits, 8) > MAX_BYTES * 8 or rank > MAX_RANK:
-            raise malformed(
-                f"tensor {quoted(name)} has dimensions too large to exist (2**63 bytes or over {MAX_RANK} axes)"
-            )
-    return count
+    if negative := [dim for dim in dims if dim < 0]:
+        raise malformed(f"tensor {quoted(name)} has the negative dimension {negative[0]}")
+    if len(dims) > MAX_RANK or prod(dim or 1 for dim in dims) * max(bits, 8) > MAX_BYTES * 8:
+        limits = f"2**63 bytes or over {MAX_RANK} axes"
+        raise malformed(f"tensor {quoted(name)} has dimensions too large to exist ({limits})")
+    return prod(dims)
 
 
 def byte_count(tensor: onnx.TensorProto) -> int:
