@@ -177,8 +177,7 @@ def _digest(source: Source, model: LoadedModel) -> FileDigest:
     if model.path is None:
         content = hashlib.sha256(model.proto.SerializeToString(deterministic=True)).hexdigest()
         return FileDigest(name_of(source), content)
-    data = {ref.location: ref.path for ref in model.external}
-    return FileDigest(name_of(source), sha256_of(model.path), data)
+    return FileDigest(name_of(source), sha256_of(model.path), {ref.location: ref.path for ref in model.external})
 
 
 # -- proof and run ---------------------------------------------------------------------------------------------------

@@ -327,8 +327,7 @@ def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: i
     run = Run()
     with run.step("load", "loading"):
         source = load_model(model)
-    options = checked_options({"scope": scope, "gate": gate})
-    plan = _planned(run, source, (), options, None)
+    plan = _planned(run, source, (), checked_options({"scope": scope, "gate": gate}), None)
     accounting = account(plan, tokens)
     return Inspection(run.finish(planned_report(name_of(model), source, plan)), accounting)
 

@@ -226,8 +226,7 @@ def _forms(accounting: "Accounting") -> "Table":
     for form, blocks in Counter(form for block in accounting.blocks for form in block.forms).items():
         count = " + ".join(f"{number:,}" for number in form.heads)
         rows.append((form.form, blocks, count, form.keys, size(form.pattern_bytes), FORMS[form.form].help))
-    title = f"Forms: one block at {accounting.tokens:,} tokens"
-    return Table.of(title, heads, rows)
+    return Table.of(f"Forms: one block at {accounting.tokens:,} tokens", heads, rows)
 
 
 @command(MODEL, ok="nothing is wrong", failed="something is; each problem is a line that says what to do")

@@ -150,7 +150,6 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     proto = _parse_model(data, quoted(path), (without_weights(data, path.name) if mapped else None) or data)
     file_size = len(data)
     del data  # up to 2 GiB
-    sort_main_graph(proto)
     check_structure(proto)
     base_dir = through_cache(proto, path.parent)
     external = collect_external(proto, base_dir)
@@ -207,8 +206,7 @@ def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
             thing.ClearField("sparse_initializer")
         elif isinstance(thing, onnx.NodeProto) and key_of(thing) == ("", "Constant"):
             for attribute in (each for each in thing.attribute if each.name == "sparse_value"):
-                dense = _dense(attribute.sparse_tensor, base_dir)
-                attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+                attribute.CopyFrom(onnx.helper.make_attribute("value", _dense(attribute.sparse_tensor, base_dir)))
 
 
 def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.TensorProto:
@@ -234,9 +232,7 @@ def _in_memory(source: bytes | onnx.ModelProto | IrModel) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
     if isinstance(source, bytes):
-        proto = _parse_model(source, "the model in memory")
-        sort_main_graph(proto)
-        return proto
+        return _parse_model(source, "the model in memory")
     if type(source).__module__.partition(".")[0] != "onnx_ir":
         raise ModelError(
             f"a model must be a path, bytes, an onnx.ModelProto or an onnx_ir.Model, not {type(source).__name__}"
@@ -315,7 +311,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:
-    """Parse the bytes of a model file, or `content` in their place. The ModelError names the likely format."""
+    """Parse the bytes of a model file, or `content` in their place, and sort it. The ModelError names the format."""
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content or data)
     except DecodeError as error:
@@ -324,6 +320,7 @@ def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProt
     # Some text parses as an empty protobuf message by accident.
     if not proto.HasField("graph"):
         raise ModelError(f"{what} is {_described(data, 'it has no graph')}")
+    sort_main_graph(proto)
     return proto
 
 
@@ -508,14 +505,13 @@ def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
 def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     schema = _schema(node, opset)
     made = onnx.NodeProto(op_type=node.op_type, name=node.name, input=node.input)
-    made.output.extend(name or f"{_UNUSED_NAME} {next(_COUNT)}" for name in node.output or [""])
+    outputs = [*node.output] or [""] * (schema is None)
+    made.output.extend(name or f"{_UNUSED_NAME} {next(_COUNT)}" for name in outputs)
     if schema is None:
         made.domain = _OTHER_DOMAIN
         for place, (_, graph) in enumerate(subgraphs(node)):
             made.attribute.add(name=f"body {place}", type=onnx.AttributeProto.GRAPH, g=_outline(graph, opset))
         return made
-    if not node.output:
-        del made.output[:]
     for attribute in node.attribute:
         given = {field.name: _PLACEHOLDERS.get(field.name, value) for field, value in attribute.ListFields()}
         if "g" in given:

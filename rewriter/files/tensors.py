@@ -230,8 +230,7 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
             raise ModelError(
                 f"tensor {name} {what}; model and data file do not belong together: export the model again"
             )
-        path = base.joinpath(*_parts(location, ""))
-        yield file, ExternalRef(tensor.name, location, path, offset, length, identity)
+        yield file, ExternalRef(tensor.name, location, base.joinpath(*_parts(location, "")), offset, length, identity)
 
 
 def _parts(location: str, tensor: str) -> list[str]:
