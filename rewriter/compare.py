@@ -1,7 +1,4 @@
-"""What differs between two models as files: operators, weights, and what they declare. Nothing is evaluated.
-
-Weights are the same by their bits, whatever their names; functions are inlined.
-"""
+"""What differs between two models as files: operators, weights by their bits, declarations; nothing is evaluated."""
 
 import hashlib
 from collections import Counter

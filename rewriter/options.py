@@ -51,8 +51,10 @@ class Option:
         if self.choices and value not in self.choices:
             words = self.name.replace("_", " ")
             raise UsageError(f"unknown {words} '{value}'; known are: {', '.join(self.choices)}")
-        if self.kind in (int, float) and not self._within(value):
-            raise UsageError(f"{self.name} is {value}; it must be {self._range}")
+        if self.kind in (int, float):
+            number = isinstance(value, Integral if self.kind is int else Real) and not isinstance(value, bool)
+            if not number or not (self.least <= value and self.above < value < self.below):
+                raise UsageError(f"{self.name} is {value}; it must be {self._range}")
         return value
 
     @property
@@ -73,10 +75,6 @@ class Option:
             except ValueError as error:
                 raise UsageError(f"{self.name} is '{text}'; it must be {self._range}") from error
         return self.checked(text)
-
-    def _within(self, value: Any) -> bool:
-        number = isinstance(value, Integral if self.kind is int else Real) and not isinstance(value, bool)
-        return number and self.least <= value and self.above < value < self.below
 
     @property
     def _range(self) -> str:

@@ -234,10 +234,7 @@ def _plain(value: Any, kind: str) -> Any:
 
 
 def tensors_of(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Outputs tensor by tensor: of a sequence `y` these are `y[0]` and so on; a missing optional value is False.
-
-    Raises ValidationError where another output has such a name.
-    """
+    """Outputs tensor by tensor, a sequence `y` as `y[0]` and so on, a missing one as False. Raises ValidationError."""
     found: dict[str, NDArray[Any]] = {}
     for name, value in values.items():
         if isinstance(value, list) and value:

@@ -153,10 +153,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def environment() -> dict[str, str]:
-    """Versions, processor and operating system, in a fixed order, such as `onnxruntime` to `1.22.0`.
-
-    Host names, user names and paths are left out, because reports are shared.
-    """
+    """Versions, processor and operating system; without names of hosts and users, and paths: reports are shared."""
     lines = list[str]()
     with suppress(OSError):
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()

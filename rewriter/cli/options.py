@@ -1,7 +1,4 @@
-"""Options of commands: declared by dataclasses or shared by several commands, and checks of their values.
-
-Rare options have no flag: `--option NAME=VALUE` sets them.
-"""
+"""Options of commands: declared by dataclasses or shared by several commands, and checks of their values."""
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -335,7 +335,10 @@ def _read(path: Path) -> bytes:
             _check_regular(status, path)
             data = file.read(status.st_size + 1)  # one byte more, to notice a file that grows
     except FileNotFoundError as error:
-        raise ModelError(f"{quoted(path)} does not exist; {_suggestion(path)}") from error
+        advice = "check the path (a link may point to nothing)"
+        for name in difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.onnx")], 1, 0.8):
+            advice = f"did you mean {quoted(path.parent / name)}?"
+        raise ModelError(f"{quoted(path)} does not exist; {advice}") from error
     except PermissionError as error:
         raise ModelError(f"{quoted(path)} may not be read: permission denied; change its mode or copy it") from error
     except (OSError, ValueError) as error:
@@ -344,12 +347,6 @@ def _read(path: Path) -> bytes:
     if len(data) != status.st_size:
         raise ModelError(f"{quoted(path)} changed while it was read; run again when nothing writes to it")
     return data
-
-
-def _suggestion(path: Path) -> str:
-    names = [each.name for each in path.parent.glob("*.onnx")]
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
-    return f"did you mean {quoted(path.parent / near[0])}?" if near else "check the path (a link may point to nothing)"
 
 
 def _check_regular(status: os.stat_result, path: Path) -> None:
@@ -459,10 +456,8 @@ def _check_opsets(model: onnx.ModelProto) -> None:
 
 
 def sort_main_graph(model: onnx.ModelProto) -> bool:
-    """Sort the main graph in place and return whether that moved anything. Raises ModelError for a cycle.
-
-    ONNX requires the order, but onnxruntime loads unsorted graphs and its float16 converter writes them.
-    """
+    """Sort the main graph in place and return whether that moved anything. Raises ModelError for a cycle."""
+    # ONNX requires the order, but onnxruntime loads unsorted graphs, and its float16 converter writes them.
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     sources = {

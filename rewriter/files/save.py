@@ -43,10 +43,9 @@ class StagedModel:
 
 @contextmanager
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
-    """Write a model built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
+    """Write a model built from `source`, without its fallbacks, beside OUT; unless it is committed, all is removed.
 
-    Without that, everything is removed again. Raises UsageError as `check_output` and if the disk refuses, ModelError
-    if the model cannot be written.
+    Raises UsageError as `check_output` and if the disk refuses, ModelError if the model cannot be written.
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)
