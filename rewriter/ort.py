@@ -151,7 +151,7 @@ def _obstacle(provider: Provider) -> str | None:
     with contextlib.redirect_stdout(io.StringIO()), quiet_stderr():
         ort.preload_dlls()  # finds the CUDA libraries of pip packages
         try:
-            session = _inference_session(model.SerializeToString(), ort.SessionOptions(), provider)
+            session = _started(model.SerializeToString(), ort.SessionOptions(), provider)
             if provider.kernel_set in session.get_providers():
                 session.run(None, {"x": np.ones((2, 2), np.float32)})
                 return None
@@ -291,7 +291,7 @@ def open_session(
     options.add_session_config_entry("session.disable_prepacking", str(int(not prepack)))
     try:
         source = _source(model, None if known.finds_data else base_dir)
-        session = _inference_session(source, options, known, base_dir)
+        session = _started(source, options, known, base_dir)
     except Exception as error:  # onnxruntime's exceptions share no base class
         _raise_if_out_of_memory(error)
         missing = _NO_KERNEL.search(str(error))
@@ -314,15 +314,13 @@ def open_session(
     )
 
 
-def _inference_session(
-    source: str | bytes, options: Any, provider: Provider, base_dir: Path | None = None, **further: Any
-) -> Any:
+def _started(source: str | bytes, options: Any, provider: Provider, base_dir: Path | None = None, **more: Any) -> Any:
     """onnxruntime's own session, which is on the provider or fails; `base_dir` is that of external data."""
     if base_dir is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(base_dir.resolve()))
     # Without fallback=0 onnxruntime silently uses the CPU, which would then be proved instead of the provider.
-    further |= {"providers": provider.onnxruntime, "enable_fallback": 0}
-    return load_onnxruntime().InferenceSession(source, options, **further)
+    how = {"providers": provider.onnxruntime, "enable_fallback": 0}
+    return load_onnxruntime().InferenceSession(source, options, **how, **more)
 
 
 def _raise_if_out_of_memory(error: Exception) -> None:
@@ -431,7 +429,7 @@ def write_optimised(
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{path.name}.data")
     source = model.proto if model.path is None else model.path
     try:
-        _inference_session(_source(source), options, PROVIDERS[0], model.base_dir, disabled_optimizers=[*disabled])
+        _started(_source(source), options, PROVIDERS[0], model.base_dir, disabled_optimizers=[*disabled])
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise ValidationError(f"onnxruntime could not load the model at level {level}: {one_line(error)}") from error
     return path

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,13 +272,13 @@ _verbose = click.option("-v", "--verbose", is_flag=True, help="Print everything:
 @declared_options(CompareOptions)
 @report_option("the comparison")
 @_verbose
-def validate(original: Path, rewritten: Path, **options: Any) -> int:
+def validate(original: Path, rewritten: Path, *, report: Path | None, verbose: bool, **options: Any) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
     Any two models with the same inputs and outputs can be compared, whoever wrote them. CERTIFIED: proved, and a run
     agrees. AGREES: not proved, but both agree on the inputs that were run. DIFFERENT: there is a counterexample.
     """
-    return _compared(rewriter.validate, original, rewritten, **options)
+    return _compared(partial(rewriter.validate, original, rewritten, **options), report, verbose=verbose)
 
 
 @command(
@@ -293,25 +294,18 @@ def validate(original: Path, rewritten: Path, **options: Any) -> int:
 @declared_options(CompareOptions, only=("names",))
 @report_option("the comparison")
 @_verbose
-def diff(a: Path, b: Path, **options: Any) -> int:
+def diff(a: Path, b: Path, *, markdown: bool, report: Path | None, verbose: bool, **options: Any) -> int:
     """Compare two models: operators, metadata, weights bit for bit, and what they compute.
 
     Tensors are matched by value, so names and operators do not matter: the first node of B that computes what A does
     not is named, with what A makes of the same operands, and the regions that differ, the largest first. The verdict is
     that of `rewrite validate`, which also takes sizes and a tolerance; `rewrite certify` runs nothing.
     """
-    return _compared(rewriter.diff, a, b, **options)
+    return _compared(partial(rewriter.diff, a, b, **options), report, verbose=verbose, markdown=markdown)
 
 
 def _compared(
-    compare: "Callable[..., rewriter.Comparison]",
-    a: Path,
-    b: Path,
-    *,
-    report: Path | None,
-    verbose: bool,
-    markdown: bool = False,
-    **options: Any,
+    compare: "Callable[..., rewriter.Comparison]", report: Path | None, *, verbose: bool, markdown: bool = False
 ) -> int:
     from rewriter.report.sections import compared, in_markdown
 
@@ -323,7 +317,7 @@ def _compared(
         else:
             console.result(found, parts, found.seconds["total"])
 
-    return carried_out(report, lambda told: compare(a, b, progress=told, **options), shown, verbose=verbose)
+    return carried_out(report, lambda told: compare(progress=told), shown, verbose=verbose)
 
 
 @command(

@@ -139,15 +139,13 @@ class ExternalRef:
     file: tuple[int, int]
 
 
-def resolve(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> ExternalRef:
+def resolve(tensor: onnx.TensorProto, base_dir: Path) -> ExternalRef:
     """Check the external reference of a tensor without reading data. Raises ModelError for any broken rule."""
     with _opened(tensor, base_dir) as (_, ref):
         return ref
 
 
-def read_external(
-    tensor: onnx.TensorProto, base_dir: str | os.PathLike[str], *, mapped: bool = False
-) -> npt.NDArray[np.uint8]:
+def read_external(tensor: onnx.TensorProto, base_dir: Path, *, mapped: bool = False) -> npt.NDArray[np.uint8]:
     """The bytes of an external tensor, checked again; if `mapped`, read-only in their file. Raises ModelError."""
     with _opened(tensor, base_dir) as (file, ref):
         if mapped and ref.length:
@@ -201,8 +199,8 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> BufferedReader:
 
 
 @contextmanager
-def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Iterator[tuple[BufferedReader, ExternalRef]]:
-    base, name = Path(base_dir).absolute(), quoted(tensor.name)
+def _opened(tensor: onnx.TensorProto, base_dir: Path) -> Iterator[tuple[BufferedReader, ExternalRef]]:
+    base, name = base_dir.absolute(), quoted(tensor.name)
     if element_type(tensor).name == "STRING":
         raise malformed(f"string tensor {name} cannot have external data")
     if filled_fields(tensor) or tensor.HasField("segment"):

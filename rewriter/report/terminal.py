@@ -6,7 +6,7 @@ Names from a model are plain text, never markup or control characters.
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from rewriter.proof.run import Progress as Callback
 from rewriter.proof.run import silent
 from rewriter.report.report import FolderReport, Report, Result
-from rewriter.report.sections import Table, sections, summary, warnings
+from rewriter.report.sections import Parts, Table, sections, summary, warnings
 from rewriter.text import clean, counted, shortened
 
 _PIPE_WIDTH, _NARROW = 140, 80
@@ -98,9 +98,7 @@ class Console:
         """Print the last line of a rewriting."""
         self.line(report.summary, _STYLES.get(report.summary.partition("  ")[0], "yellow"), always=True)
 
-    def result(
-        self, found: Result, parts: Iterable[tuple[str | Table, str]], seconds: float, where: str = "-v shows them"
-    ) -> None:
+    def result(self, found: Result, parts: Parts, seconds: float, where: str = "-v shows them") -> None:
         """Print a result about given models: parts with their styles, problems, the verdict and how long it took."""
         for part, style in parts:
             self.part(part, style)
