@@ -46,9 +46,8 @@ def require_own_passes() -> None:
     found = find_spec("passes")
     where = None if found is None else found.origin or ", ".join(found.submodule_search_locations or ())
     if where is None or Path(where).resolve().parent != _FOLDER.parent / "passes":
-        raise ImportError(
-            f"Python finds {where} in place of the package passes of attnonly: rename it, or change the path"
-        )
+        fault = f"Python finds {where} in place of the package passes of attnonly"
+        raise ImportError(f"{fault}: rename it, or change the path")
 
 
 def __getattr__(name: str) -> Any:

@@ -142,10 +142,8 @@ def _obstacle(provider: Provider) -> str | None:
         return None
     ort = load_onnxruntime()
     if provider.kernel_set not in ort.get_available_providers():
-        return (
-            f"this onnxruntime has no {provider.kernel_set}; install it with "
-            f"'pip uninstall onnxruntime' and 'pip install {provider.package}'"
-        )
+        advice = f"install it with 'pip uninstall onnxruntime' and 'pip install {provider.package}'"
+        return f"this onnxruntime has no {provider.kernel_set}; {advice}"
     graph = "g (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }"
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {graph}')
     with contextlib.redirect_stdout(io.StringIO()), quiet_stderr():

@@ -107,9 +107,8 @@ def rewrite(
         made, added = with_heads(plan)
         rewritten = reduce(passed, after, made)
         if not same_signature(source.proto, rewritten, len(added)):
-            raise ValidationError(
-                "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
-            )
+            fault = "the passes changed inputs, outputs, opset or IR version"
+            raise ValidationError(f"{fault}; this is a bug, please report it")
     if choices.expose and not added:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     with ExitStack() as stack:
@@ -221,12 +220,12 @@ def planned_report(name: str, source: LoadedModel, plan: Plan) -> Report:
 def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
     """A note on blocks whose heads are valid up to some pre-activation, which an input may exceed."""
     domains = {each.block.name: each.program.domain for each in plan.conversions if isfinite(each.program.domain)}
+    if not domains:
+        return ()
+    blocks = f"{counted(len(domains), 'block')} ({first_of(list(domains))})"
     where = "is checked only on the inputs of the run" if run else "is not checked, since nothing was run"
-    note = (
-        f"the heads of {counted(len(domains), 'block')} ({first_of(list(domains))}) hold for |pre-activation| up to "
-        f"{min(domains.values(), default=0.0):.3g}; that the model stays there {where}"
-    )
-    return (note,) if domains else ()
+    most = f"{min(domains.values()):.3g}; that the model stays there {where}"
+    return (f"the heads of {blocks} hold for |pre-activation| up to {most}",)
 
 
 def claim_of(conversion: Conversion, accuracy: float | None = None, added: Collection[str] = ()) -> Claim:
@@ -352,9 +351,8 @@ def _folder(
     files = files_of(source)
     names = [path for path in files if path.suffix.lower() == ".onnx"]
     if not names:
-        raise UsageError(
-            f"there is no .onnx file in {quoted(source)}; export the model first (optimum-cli export onnx)"
-        )
+        advice = "export the model first (optimum-cli export onnx)"
+        raise UsageError(f"there is no .onnx file in {quoted(source)}; {advice}")
 
     def converted(path: Path, to: Path | None, name: Path, **further: Any) -> Report:
         def named(what: str, done: int, total: int) -> None:

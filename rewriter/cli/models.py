@@ -43,6 +43,7 @@ COMMON = (
 """The options that `rewrite --help` lists; `--help-all` lists all."""
 
 _OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
+_early = partial(click.option, is_flag=True, expose_value=False, is_eager=True)
 
 _EPILOG = """\b
 Commands for models (rewrite COMMAND --help):
@@ -118,10 +119,8 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @report_option("the report")
 @click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the proof of every block, and more statistics.")
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print versions.")
-@click.option(
-    "--help-all", is_flag=True, expose_value=False, is_eager=True, callback=_help_all, help="Show all options."
-)
+@_early("--version", callback=_version, help="Print versions.")
+@_early("--help-all", callback=_help_all, help="Show all options.")
 def convert(
     model: Path,
     output: Path | None,

@@ -49,9 +49,8 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
 def check_directory(directory: Path) -> None:
     """Raise UsageError unless a directory accepts files."""
     if not directory.exists():
-        raise UsageError(
-            f"the directory of the output, {quoted(directory)}, does not exist; create it first (mkdir -p)"
-        )
+        fault = f"the directory of the output, {quoted(directory)}, does not exist"
+        raise UsageError(f"{fault}; create it first (mkdir -p)")
     if not directory.is_dir():
         raise UsageError(f"{quoted(directory)} is not a directory; choose an output in a directory")
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -158,10 +157,8 @@ def files_of(folder: Path) -> tuple[Path, ...]:
             for path in (Path(here, name) for name in (*folders, *names)):
                 mode = path.lstat().st_mode
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    raise UsageError(
-                        f"{quoted(path)} is a link or no regular file; copy the folder with its contents (cp -rL), and "
-                        "convert the copy"
-                    )
+                    fault = f"{quoted(path)} is a link or no regular file"
+                    raise UsageError(f"{fault}; copy the folder with its contents (cp -rL), and convert the copy")
             found += [Path(here, name).relative_to(folder) for name in names]
     return tuple(sorted(found))
 

@@ -196,10 +196,8 @@ def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
     """Replace sparse initializers and Constants by dense ones, as runtimes do. Raises ModelError."""
     every = [*iter_sparse(proto)]
     if sum(bytes_of(onnx.TensorProto(dims=each.dims, data_type=each.values.data_type)) for each in every) > _MAX_DENSE:
-        raise ModelError(
-            f"the sparse tensors of the model have more than {_MAX_DENSE / 2**30:.0f} GiB when they are written out; "
-            "save it with dense weights as external data"
-        )
+        fault = f"the sparse tensors of the model have more than {_MAX_DENSE / 2**30:.0f} GiB when they are written out"
+        raise ModelError(f"{fault}; save it with dense weights as external data")
     for thing in iter_all(proto) if every else ():
         if isinstance(thing, onnx.GraphProto):
             thing.initializer.extend(_dense(each, base_dir) for each in thing.sparse_initializer)
@@ -220,9 +218,8 @@ def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.Tensor
     strides = np.array([math.prod(bounds[axis + 1 :]) for axis in range(len(bounds))], np.int64)
     flat = np.empty(0, np.int64) if places is None or not known else places @ strides
     if len(np.unique(flat)) < number or not known:
-        raise malformed(
-            f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values"
-        )
+        fault = f"are not one place in {list(dims)} for each of its values"
+        raise malformed(f"the indices of sparse tensor {quoted(name)} {fault}")
     full = np.zeros(dims, values.dtype)
     full.reshape(-1)[flat] = values
     return onnx.numpy_helper.from_array(full, name)
@@ -234,9 +231,8 @@ def _in_memory(source: bytes | onnx.ModelProto | IrModel) -> onnx.ModelProto:
     if isinstance(source, bytes):
         return _parse_model(source, "the model in memory")
     if type(source).__module__.partition(".")[0] != "onnx_ir":
-        raise ModelError(
-            f"a model must be a path, bytes, an onnx.ModelProto or an onnx_ir.Model, not {type(source).__name__}"
-        )
+        kind = type(source).__name__
+        raise ModelError(f"a model must be a path, bytes, an onnx.ModelProto or an onnx_ir.Model, not {kind}")
     import onnx_ir
 
     known: Any = source
@@ -259,10 +255,8 @@ def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[Ext
     """Check every external reference of a model against `base_dir`. Raises ModelError."""
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
     if tensors and base_dir is None:
-        raise ModelError(
-            f"tensor {quoted(tensors[0].name)} has external data and the model was given in memory, "
-            "without a directory; pass the path of the model instead"
-        )
+        fault = f"tensor {quoted(tensors[0].name)} has external data and the model was given in memory"
+        raise ModelError(f"{fault}, without a directory; pass the path of the model instead")
     return tuple(resolve(tensor, base_dir) for tensor in tensors if base_dir is not None)
 
 
@@ -357,10 +351,8 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
     if not status.st_size:
         raise ModelError(f"{quoted(path)} is empty; download or export the model again")
     if status.st_size > MAX_FILE:
-        raise ModelError(
-            f"{quoted(path)} has {status.st_size} bytes, and protobuf reads at most {MAX_FILE}; "
-            "save the model with external data (onnx.save(..., save_as_external_data=True))"
-        )
+        fault = f"{quoted(path)} has {status.st_size} bytes, and protobuf reads at most {MAX_FILE}"
+        raise ModelError(f"{fault}; save the model with external data (onnx.save(..., save_as_external_data=True))")
 
 
 def _described(data: bytes, reason: str) -> str:
@@ -562,33 +554,26 @@ def _check_functions(model: onnx.ModelProto) -> None:
         if key in functions:
             raise malformed(f"local function {quoted(function.name)} is defined twice")
         if not key[0] and not overridden(function):
-            raise ModelError(
-                f"local function {quoted(function.name)} is in the domain of ONNX, where onnxruntime finds no function;"
-                " move it to another domain"
-            )
+            fault = "is in the domain of ONNX, where onnxruntime finds no function; move it to another domain"
+            raise ModelError(f"local function {quoted(function.name)} {fault}")
         functions[key] = function
     calls = {key: _calls(function.node, functions) for key, function in functions.items()}
     inlined, deep = dict[_Key, int](), dict[_Key, int]()
     try:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError as error:
-        raise malformed(
-            f"local function {quoted(error.args[1][0][1])} calls itself, directly or through others, which ONNX forbids"
-        ) from error
+        fault = f"local function {quoted(error.args[1][0][1])} calls itself, directly or through others"
+        raise malformed(f"{fault}, which ONNX forbids") from error
     for key in order:
         deep[key] = 1 + max((deep[callee] for callee in calls[key]), default=0)
         if deep[key] > MAX_CALLS:
-            raise ModelError(
-                f"local functions call each other more than {MAX_CALLS} deep, which onnxruntime does not load; export "
-                "the model without functions"
-            )
+            fault = f"local functions call each other more than {MAX_CALLS} deep, which onnxruntime does not load"
+            raise ModelError(f"{fault}; export the model without functions")
         inlined[key] = len(functions[key].node) + sum(inlined[callee] * n for callee, n in calls[key].items())
     main = _calls(model.graph.node, functions)
     if sum(inlined[callee] * n for callee, n in main.items()) > MAX_INLINED:
-        raise ModelError(
-            f"inlining the local functions of this model yields more than {MAX_INLINED:,} nodes; export it without "
-            "functions"
-        )
+        fault = f"inlining the local functions of this model yields more than {MAX_INLINED:,} nodes"
+        raise ModelError(f"{fault}; export it without functions")
 
 
 def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto]) -> Counter[_Key]:

@@ -158,9 +158,8 @@ def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
         if os.path.lexists(target):
             status = target.lstat()
             if not stat.S_ISREG(status.st_mode) or sha256_of(target) != digest:
-                raise UsageError(
-                    f"{quoted(target)} holds other data than its name says; remove it or choose another output name"
-                )
+                fault = "holds other data than its name says"
+                raise UsageError(f"{quoted(target)} {fault}; remove it or choose another output name")
             if status.st_nlink == 1:  # `load` refuses data files with several hard links
                 return target
         with hidden(out, ".data") as (temporary, handle):

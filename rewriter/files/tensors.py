@@ -116,10 +116,8 @@ def check_inline(tensor: onnx.TensorProto) -> None:
         field, unit, eighths = "raw_data", "bytes of raw data", element.bits
     have, need = len(getattr(tensor, field)), (count * eighths + 7) // 8
     if have != need:
-        raise ModelError(
-            f"tensor {name} ({element.name}) holds {have} {unit} where its dimensions need {need}; "
-            "the file is damaged: download or export it again"
-        )
+        fault = f"tensor {name} ({element.name}) holds {have} {unit} where its dimensions need {need}"
+        raise ModelError(f"{fault}; the file is damaged: download or export it again")
 
 
 # -- external data -----------------------------------------------------------------------------------------------------
@@ -192,10 +190,8 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> BufferedReader:
     if not stat.S_ISREG(status.st_mode):
         raise malformed(f"{what} is not a regular file")
     # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
-    raise ModelError(
-        f"{what} has {status.st_nlink} hard links, so it may be someone else's file; copy the model and its data to a "
-        "new directory (`cp -r`, without -l) and use the copy"
-    )
+    fault = f"{what} has {status.st_nlink} hard links, so it may be someone else's file"
+    raise ModelError(f"{fault}; copy the model and its data to a new directory (`cp -r`, without -l) and use the copy")
 
 
 @contextmanager
@@ -207,11 +203,10 @@ def _opened(tensor: onnx.TensorProto, base_dir: Path) -> Iterator[tuple[Buffered
         raise malformed(f"tensor {name} has both inline and external data")
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if "location" not in entries or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
-        raise ModelError(
-            f"tensor {name} has the external data keys {', '.join(quoted(entry.key) for entry in tensor.external_data)}"
-            "; onnxruntime loads location, offset, length and checksum, each once: save the model again with "
-            "onnx.save(..., save_as_external_data=True)"
-        )
+        keys = ", ".join(quoted(entry.key) for entry in tensor.external_data)
+        known = "onnxruntime loads location, offset, length and checksum, each once"
+        advice = "save the model again with onnx.save(..., save_as_external_data=True)"
+        raise ModelError(f"tensor {name} has the external data keys {keys}; {known}: {advice}")
     location, need = entries["location"], byte_count(tensor)
     offset = _number(entries.get("offset", "0"), "offset", tensor.name)
     with open_inside(base, location, tensor.name) as file:
@@ -219,15 +214,11 @@ def _opened(tensor: onnx.TensorProto, base_dir: Path) -> Iterator[tuple[Buffered
         size, identity = status.st_size, (status.st_dev, status.st_ino)
         length = _number(entries.get("length", str(max(size - offset, 0))), "length", tensor.name)
         if offset + length > size:
-            raise ModelError(
-                f"tensor {name} reads bytes {offset} to {offset + length} of {quoted(location)}, which has "
-                f"{size}; the data file is incomplete: download or export it again"
-            )
+            fault = f"reads bytes {offset} to {offset + length} of {quoted(location)}, which has {size}"
+            raise ModelError(f"tensor {name} {fault}; the data file is incomplete: download or export it again")
         if length != need:
-            what = f"has {length} bytes of external data where its dimensions need {need}"
-            raise ModelError(
-                f"tensor {name} {what}; model and data file do not belong together: export the model again"
-            )
+            fault = f"tensor {name} has {length} bytes of external data where its dimensions need {need}"
+            raise ModelError(f"{fault}; model and data file do not belong together: export the model again")
         yield file, ExternalRef(tensor.name, location, base.joinpath(*_parts(location, "")), offset, length, identity)
 
 
@@ -236,20 +227,17 @@ def _parts(location: str, tensor: str) -> list[str]:
     # protobuf returns bytes for a string that is not valid UTF-8.
     parts = location.removeprefix("./").split("/") if isinstance(location, str) else [""]
     if {"", ".", ".."} & {*parts} or re.search(r"[\0\\]|^[A-Za-z]:", location):
-        raise ModelError(
-            f"external data location {quoted(location)} of tensor {quoted(tensor)} is not a plain relative path below "
-            "the model's directory (without '..', backslashes and drives); save the model again"
-        )
+        what = f"external data location {quoted(location)} of tensor {quoted(tensor)}"
+        wanted = "a plain relative path below the model's directory (without '..', backslashes and drives)"
+        raise ModelError(f"{what} is not {wanted}; save the model again")
     return parts
 
 
 def _number(text: str, key: str, tensor: str) -> int:
     # int() alone accepts '+1', ' 1', '1_0' and Arabic digits, which onnxruntime parses differently.
     if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) or int(text) > MAX_BYTES:
-        raise malformed(
-            f"tensor {quoted(tensor)} has the external data {key} {quoted(text)}, which is not a whole "
-            "number from 0 to 2**63 - 1"
-        )
+        what = f"tensor {quoted(tensor)} has the external data {key} {quoted(text)}"
+        raise malformed(f"{what}, which is not a whole number from 0 to 2**63 - 1")
     return int(text)
 
 

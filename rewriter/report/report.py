@@ -438,9 +438,8 @@ def read_certificate(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{quoted(path)} is not JSON; pass what `rewrite certify -o` wrote") from error
     if not isinstance(content, dict) or content.get("version") != VERSION or "certificate" not in content:
-        raise UsageError(
-            f"{quoted(path)} is not a certificate of version {VERSION}; pass what `rewrite certify -o` wrote"
-        )
+        fault = f"{quoted(path)} is not a certificate of version {VERSION}"
+        raise UsageError(f"{fault}; pass what `rewrite certify -o` wrote")
     return content
 
 

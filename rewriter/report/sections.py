@@ -178,11 +178,9 @@ def warnings(report: Report, *, verbose: bool = False) -> list[str]:
         return []
     lines = [*skipped(proof, verbose=verbose), *proof.notes]
     if proof.by_blocks:
-        before, after = proof.segments
-        lines.append(
-            "neither model was loaded as a whole: they ran in consecutive segments "
-            f"({before} of the original, {after} of the rewritten); onnxruntime optimised within these"
-        )
+        segments = "({} of the original, {} of the rewritten)".format(*proof.segments)
+        ran = f"they ran in consecutive segments {segments}; onnxruntime optimised within these"
+        lines.append(f"neither model was loaded as a whole: {ran}")
     for provider, run in proof.providers.items():
         if run.cpu_nodes:
             lines.append(f"fell back to the CPU on {provider}: {', '.join(run.cpu_nodes)}")
