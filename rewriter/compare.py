@@ -136,13 +136,12 @@ def _stated(proto: onnx.ModelProto, used: set[str]) -> dict[tuple[str, str], str
     producer = f"{decoded(proto.producer_name)} {decoded(proto.producer_version)}".strip()
     about = {"IR version": str(proto.ir_version), "producer": producer, "graph": decoded(proto.graph.name)}
     signature = {what: _signature(proto, what) for what in _SIGNATURE}
+    versions = opsets(proto.opset_import).items()
+    imports = [("opset" if domain in used else "unused opset", domain, version) for domain, version in versions]
     return {
         **{(what, name): _declared(*each) for what in _SIGNATURE for name, each in signature[what].items()},
         **{("order", f"{what}s"): ", ".join(signature[what]) for what in _SIGNATURE},
-        **{
-            ("opset" if domain in used else "unused opset", domain or "ai.onnx"): str(version)
-            for domain, version in opsets(proto.opset_import).items()
-        },
+        **{(what, domain or "ai.onnx"): str(version) for what, domain, version in imports},
         **{("metadata", item.key): decoded(item.value) for item in proto.metadata_props},
         **{("model", name): value for name, value in about.items() if value},
     }
@@ -180,9 +179,8 @@ def signature_differences(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[str, 
     """
     found: list[str] = []
     for what in _SIGNATURE:
-        ours, theirs = (
-            {name: kind for name, (kind, default) in _signature(model, what).items() if not default} for model in (a, b)
-        )
+        both = (_signature(model, what).items() for model in (a, b))
+        ours, theirs = ({name: kind for name, (kind, default) in each if not default} for each in both)
         for name in {**ours, **theirs}:
             if name not in ours or name not in theirs or not _agree(ours[name], theirs[name]):
                 one, two = (_declared(side[name], False) if name in side else None for side in (ours, theirs))

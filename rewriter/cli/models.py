@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from rewriter.report.terminal import Console
 
 
-COMMON = (
-    *("output", "form", "only", "skip", "dry_run", "certificate_only", "providers", "inputs", "html", "force"),
-    *("report", "help_all"),
-)
+COMMON = "output form only skip dry_run certificate_only providers inputs html force report help_all"
 """The options that `rewrite --help` lists; `--help-all` lists all."""
 
 _OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
@@ -78,7 +75,7 @@ class Screen(Checked):
     """A command whose help lists the options in `COMMON` only."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = {param.name for param in self.params if ctx.meta.get("all")} or COMMON
+        names = {param.name for param in self.params if ctx.meta.get("all")} or COMMON.split()
         shown = [param for param in self.get_params(ctx) if param.name in names or "--help" in param.opts]
         records = [record for param in shown if (record := param.get_help_record(ctx)) is not None]
         with formatter.section("Options"):

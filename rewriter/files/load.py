@@ -55,11 +55,8 @@ SMALL_TENSOR = 2**13  # bytes: 1,024 numbers of 64 bits; an external tensor as s
 _MAX_SMALL_BYTES = 2**28  # of all of them: ranges may overlap, so that a small file names gigabytes
 _MAX_DENSE = 2**30  # of all sparse tensors once they are expanded
 
-TOO_LARGE = (
-    "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
-    "(onnx.save(..., save_as_external_data=True)) and rewrite that"
-)
-
+_BESIDE = "with external data (onnx.save(..., save_as_external_data=True))"
+TOO_LARGE = f"the model holds 2 GiB or more inline, which protobuf cannot write; save it {_BESIDE} and rewrite that"
 _EXPORT = "export the model to ONNX first: optimum-cli export onnx --model FOLDER NEW_FOLDER"
 
 # Signatures of files that people pass by mistake: (offset, bytes, what it is and what to do).
@@ -352,7 +349,7 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
         raise ModelError(f"{quoted(path)} is empty; download or export the model again")
     if status.st_size > MAX_FILE:
         fault = f"{quoted(path)} has {status.st_size} bytes, and protobuf reads at most {MAX_FILE}"
-        raise ModelError(f"{fault}; save the model with external data (onnx.save(..., save_as_external_data=True))")
+        raise ModelError(f"{fault}; save the model {_BESIDE}")
 
 
 def _described(data: bytes, reason: str) -> str:
@@ -452,9 +449,8 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
     # ONNX requires the order, but onnxruntime loads unsorted graphs, and its float16 converter writes them.
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    sources = {
-        index: sorted({producer[name] for name in reads(node) if name in producer}) for index, node in enumerate(nodes)
-    }
+    read = ({producer[name] for name in reads(node) if name in producer} for node in nodes)
+    sources = {index: sorted(each) for index, each in enumerate(read)}
     if all(source < index for index, each in sources.items() for source in each):
         return False
     try:

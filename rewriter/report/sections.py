@@ -291,10 +291,8 @@ def _left(rows: Sequence[BlockRow]) -> Iterator[str]:
 
 def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
     """The blocks that become heads."""
-    heads = (
-        "block:name, linear operators:operators, activation, program:name, heads:count, bias tokens:count, "
-        "error at most:error, for"
-    )
+    heads = "block:name, linear operators:operators, activation, program:name, heads:count, bias tokens:count"
+    heads += ", error at most:error, for"
 
     def row(block: BlockRow) -> Row:
         error: Cell | float | None = Cell(0.0, "exact") if block.exact and not block.max_error else block.max_error

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import rich.box
 import rich.console
@@ -109,9 +109,8 @@ class Console:
 
 def drawn(table: Table) -> rich.table.Table:
     """A table in characters."""
-    made = rich.table.Table(
-        title=table.title, box=rich.box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False
-    )
+    title: dict[str, Any] = {"title": table.title, "title_justify": "left", "title_style": "bold"}
+    made = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, **title)
     for column in table.columns:
         longest = max(map(len, column.name.split()), default=0)
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
