@@ -31,10 +31,6 @@ from rewriter.errors import RewriteError
 
 _U64 = np.uint64
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
-_SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
-_RESIDUES = [np.isin(np.arange(q) * (1 if q % 4 == 1 else -1) % q, np.arange(1, q) ** 2 % q) for q in _SMALL_PRIMES]
-"""Of a prime p that is 3 modulo 4, those modulo q for which q has a root modulo p: p, or -p, has one modulo q."""
-_CANDIDATES = 2**12
 _MAX_TERMS = 2**18  # sums of more products of 16-bit limbs are not exact in float64
 _FEW_TERMS = 2**6  # sums of as many products of 31 bits with 16 are exact in float64
 _MOST_TERMS, _PART = 2**13, 2**18
@@ -135,18 +131,14 @@ def distinct(entries: Array) -> Array:
 def draw_prime() -> int:
     """A random prime below 2^31 and above 2^30 modulo which 2, 3, 5, ... 23 and their products have square roots.
 
-    It is 7 modulo 8, so that 2 is a square and -1 is not.
+    It is 23 modulo 24, so that 2 and 3 are squares and -1 is not.
     """
     from flint import fmpz
 
     while True:
-        drawn = np.frombuffer(secrets.token_bytes(_CANDIDATES * 4), np.uint32).astype(np.int64) >> 5
-        found = 2**30 + 8 * drawn + 7
-        for q, residues in zip(_SMALL_PRIMES, _RESIDUES, strict=True):
-            found = found[residues[found % q]]
-        for p in found.tolist():
-            if fmpz(p).is_prime():
-                return int(p)
+        p = 2**30 + 7 + 24 * secrets.randbelow(2**27 // 3 + 1)
+        if fmpz(p).is_prime() and all(pow(q, p // 2, p) == 1 for q in (5, 7, 11, 13, 17, 19, 23)):
+            return p
 
 
 Product = tuple[float, str, Callable[["Field"], int]]
@@ -663,7 +655,16 @@ def softplus(x: Array) -> Array:
     return np.asarray(np.logaddexp(0.0, x))
 
 
-_NUMPY: Mapping[str, Callable[..., Array]] = {
+_NUMPY: Mapping[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "div": np.true_divide,
+    "inv": lambda a: np.true_divide(1.0, a), "power": np.power, "sqrt": np.sqrt, "sign": np.sign,
+    "exp": np.exp, "expm1": np.expm1, "log": np.log, "tanh": np.tanh, "softplus": softplus, "sigmoid": sigmoid,
+    "maximum": np.maximum, "minimum": np.minimum, "positive": lambda a: np.maximum(a, 0.0),
+    "choose": lambda a, b, c: np.where(a >= 0, b, c),
+    "reduced": np.asarray, "order": np.asarray, "rational": float, "total": np.sum,
+    "vanishes": np.logical_not, "masks_decide": lambda more: -np.sign(more),
+    "note_masked": lambda *_: None,
+    "anchor": lambda a: a.max(-1, keepdims=True, initial=-np.inf),
     "erf": lambda x: each(math.erf, x),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin, "acos": np.arccos,
     "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
@@ -671,46 +672,23 @@ _NUMPY: Mapping[str, Callable[..., Array]] = {
     "clamp": lambda x, low, high: np.minimum(np.maximum(np.rint(x), low), high),
     "mod": np.mod, "fmod": np.fmod,
 }  # fmt: skip
-"""Functions that the field hashes, in float64."""
+"""Methods of the field, and functions that it hashes, in float64."""
 
 
 class Floats:
     """float64, for the reference evaluation."""
 
     reads_masks, snaps, low, farthest = False, False, -np.inf, np.inf
-    add: _Of = staticmethod(np.add)
-    sub: _Of = staticmethod(np.subtract)
-    mul: _Of = staticmethod(np.multiply)
-    neg: _Of = staticmethod(np.negative)
-    sqrt: _Of = staticmethod(np.sqrt)
-    sign: _Of = staticmethod(np.sign)
-    choose: _Of = staticmethod(lambda a, b, c: np.asarray(np.where(a >= 0, b, c)))
-    exp: _Of = staticmethod(np.exp)
-    expm1: _Of = staticmethod(np.expm1)
-    log: _Of = staticmethod(np.log)
-    tanh: _Of = staticmethod(np.tanh)
-    softplus: _Of = staticmethod(softplus)
-    sigmoid: _Of = staticmethod(sigmoid)
-    positive: _Of = staticmethod(lambda a: np.maximum(a, 0.0))
-    masks_decide: _Of = staticmethod(lambda more: -np.sign(more))
-    note_masked: Callable[..., None] = staticmethod(lambda *_: None)
-    maximum: _Of = staticmethod(np.maximum)
-    minimum: _Of = staticmethod(np.minimum)
-    reduced: _Of = staticmethod(np.asarray)
-    order: _Of = staticmethod(np.asarray)
-    vanishes: _Of = staticmethod(np.logical_not)
-    power: _Of = staticmethod(lambda a, exponent: np.asarray(a) ** exponent)
-    inv: _Of = staticmethod(lambda a: 1.0 / np.asarray(a, np.float64))
-    div: _Of = staticmethod(lambda a, b: a * Floats.inv(b))
-    anchor: _Of = staticmethod(lambda a: np.asarray(a.max(-1, keepdims=True, initial=-np.inf)))
-    total: _Of = staticmethod(lambda a, axes, keepdims: np.asarray(a.sum(axis=axes, keepdims=keepdims)))
-    rational: Callable[..., Any] = staticmethod(float)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _NUMPY:
+            raise AttributeError(name)
+        return _NUMPY[name]
 
     def function(self, name: object, *operands: Array) -> Array:
-        function = _NUMPY.get(str(name))
-        if function is None:
+        if name not in _NUMPY:
             raise Unsupported(f"{name} has no float64 form")
-        return function(*operands)
+        return np.asarray(_NUMPY[str(name)](*operands))
 
     odd = even = function
 
