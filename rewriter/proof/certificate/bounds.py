@@ -16,13 +16,13 @@ Everything is rigorous: a value that cannot be enclosed raises `Undecided`, neve
 
 import heapq
 import math
+import operator
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from flint import Ordering, arb, arb_series, ctx, fmpq, fmpq_mpoly_ctx
 
@@ -93,17 +93,6 @@ def bound(
     return Bound(upper <= limit, limit, upper, lower, at, search.exact, domain, search.cells, reason)
 
 
-@contextmanager
-def precision(bits: int) -> Iterator[None]:
-    """Ball arithmetic with this many bits."""
-    before = ctx.prec, ctx.cap
-    ctx.prec, ctx.cap = bits, _ORDER + 1
-    try:
-        yield
-    finally:
-        ctx.prec, ctx.cap = before
-
-
 class _Search:
     """Branch and bound on [-end, end]."""
 
@@ -169,7 +158,7 @@ class _Search:
         """An upper bound on one cell; infinite where no arithmetic encloses it."""
         self.cells += 1
         for enclosed in (self.by_series, self.by_intervals):
-            with suppress(Undecided), precision(_PRECISION + _bits(piece, low, high)):
+            with suppress(Undecided), ctx.workprec(_PRECISION + _bits(piece, low, high)):
                 upper = enclosed(piece, low, high)
                 if math.isfinite(upper):
                     return upper
@@ -209,7 +198,7 @@ class _Search:
 
     def _measured(self, piece: _Piece, y: fmpq) -> float:
         """An upper bound at a number, which may also raise the lower one; infinite where it is not defined."""
-        with suppress(Undecided), precision(4 * _PRECISION + _bits(piece, y, y)):
+        with suppress(Undecided), ctx.workprec(4 * _PRECISION + _bits(piece, y, y)):
             return self.by_intervals(piece, y, y)
         self.undefined = y
         return math.inf
@@ -291,53 +280,22 @@ def _exponent(number: fmpq) -> int:
 
 # -- arithmetics, in which an expression is evaluated on a whole cell at once
 
-V = TypeVar("V")
-
 
 class Undecided(Exception):  # noqa: N818 - not an error: a smaller cell may be decided
     """An arithmetic cannot enclose a value on this cell."""
 
 
-class NumberSystem(Generic[V]):
-    """The operations that `evaluate` needs, with defaults for an arithmetic that knows no better."""
-
-    @abstractmethod
-    def line(self, line: Line) -> V:
-        """The function a y + b: a constant, y itself, or a line, which may be enclosed better than its parts."""
-
-    @abstractmethod
-    def div(self, a: V, b: V) -> V:
-        """Raises Undecided where b may be 0."""
-
-    @abstractmethod
-    def function(self, name: str, a: V) -> V:
-        """A function of a, by name."""
-
-    def pi(self) -> V:
-        raise Undecided
-
-    def add(self, a: V, b: V) -> V:
-        return a + b  # type: ignore[operator, no-any-return]
-
-    def mul(self, a: V, b: V) -> V:
-        return a * b  # type: ignore[operator, no-any-return]
-
-    def choose(self, x: V, a: V, b: V) -> V:  # noqa: ARG002
-        """a where x >= 0, b where x < 0: what both of them are where the cell has both."""
-        raise Undecided
-
-
-def evaluate(parts: Sequence[Expression], arithmetic: NumberSystem[V]) -> dict[Expression, V]:
+def evaluate(parts: Sequence[Expression], arithmetic: "Taylor | Intervals | Algebra") -> dict[Expression, Any]:
     """The values of all parts of functions on a piece (`on_piece`), operands first. Raises Undecided."""
-    values: dict[Expression, V] = {}
-    operations: Mapping[str, Callable[..., V]] = {
+    values: dict[Expression, Any] = {}
+    operations: Mapping[str, Callable[..., Any]] = {
         "pi": arithmetic.pi, "+": arithmetic.add, "*": arithmetic.mul, "/": arithmetic.div, "where": arithmetic.choose,
     }  # fmt: skip
     for part in parts:
         if isinstance(part.value, tuple):
             values[part] = arithmetic.line(part.value)
         else:
-            operation = operations.get(part.operator, partial(arithmetic.function, part.operator))
+            operation: Callable[..., Any] = operations.get(part.operator, partial(arithmetic.function, part.operator))
             values[part] = operation(*(values[each] for each in part.operands))
     return values
 
@@ -345,20 +303,23 @@ def evaluate(parts: Sequence[Expression], arithmetic: NumberSystem[V]) -> dict[E
 # -- Taylor series --------------------------------------------------------------------------------------------------
 
 
-class Taylor(NumberSystem[arb_series]):
-    """Series in y - centre, of as many terms as flint's context says; around a ball, each encloses all its numbers."""
+class Taylor:
+    """Series in y - centre; around a ball, each encloses all its numbers."""
+
+    add: Callable[[arb_series, arb_series], arb_series] = staticmethod(operator.add)
+    mul: Callable[[arb_series, arb_series], arb_series] = staticmethod(operator.mul)
 
     def __init__(self, centre: arb) -> None:
         self.centre = centre
 
     def pi(self) -> arb_series:
-        return arb_series([arb.pi()])
+        return arb_series([arb.pi()], _ORDER + 1)
 
     def line(self, line: Line) -> arb_series:
         """The function a y + b, enclosed as one: for wide balls, a difference of steep lines is less precise."""
         # Products round radii up, even those with 1.
         start = self.centre if line == (fmpq(1), fmpq(0)) else line[0] * self.centre + line[1]
-        return arb_series([start, *([line[0]] if line[0] != 0 else [])])
+        return arb_series([start, line[0]], _ORDER + 1)
 
     def div(self, a: arb_series, b: arb_series) -> arb_series:
         if b[0].contains(0):
@@ -382,7 +343,7 @@ class Taylor(NumberSystem[arb_series]):
 Interval = tuple[arb, arb]
 
 
-class Intervals(NumberSystem[Interval]):
+class Intervals:
     """All numbers between two ends, for the cell [low, high]."""
 
     def __init__(self, low: fmpq, high: fmpq) -> None:
@@ -416,6 +377,7 @@ class Intervals(NumberSystem[Interval]):
         return low, high
 
     def choose(self, x: Interval, a: Interval, b: Interval) -> Interval:
+        """Both, where the cell has both."""
         if x[0] >= 0 or x[1] < 0:
             return a if x[0] >= 0 else b
         return min(a[0], b[0]), max(a[1], b[1])
@@ -438,7 +400,7 @@ class Quotient(NamedTuple):
     logarithm: bool = False
 
 
-class Algebra(NumberSystem[Quotient]):
+class Algebra:
     """Quotients of polynomials over the rationals in y and E = exp(rate y), without poles on the cell [low, high]."""
 
     def __init__(self, rate: fmpq | None, low: fmpq, high: fmpq) -> None:
@@ -447,6 +409,12 @@ class Algebra(NumberSystem[Quotient]):
         self._constant = ring.constant
         self._y, self._e = ring.gens()
         self._one = ring.constant(1)
+
+    def choose(self, *_operands: Quotient) -> Quotient:
+        """What a sign decides is no element; neither is pi."""
+        raise Undecided
+
+    pi = choose
 
     def line(self, line: Line) -> Quotient:
         return Quotient(self._constant(line[0]) * self._y + self._constant(line[1]), self._one)

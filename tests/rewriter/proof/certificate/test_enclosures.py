@@ -5,9 +5,9 @@ from random import Random
 
 import mpmath
 import pytest
-from flint import fmpq
+from flint import ctx, fmpq
 
-from rewriter.proof.certificate.bounds import Undecided, _Search, bound, precision
+from rewriter.proof.certificate.bounds import Undecided, _Search, bound
 from rewriter.proof.certificate.expressions import (
     HALF,
     ONE,
@@ -79,7 +79,7 @@ def test_what_holds_on_a_cell_holds_at_its_numbers(seed: int) -> None:
             over = max(gap / max(mpmath.mpf(1), abs(at(a, y))) for gap, y in zip(gaps, numbers, strict=True))
             slack = 1 + mpmath.mpf(10) ** -30
             for most in (search.by_series, search.by_intervals):
-                with suppress(Undecided), precision(200):
+                with suppress(Undecided), ctx.workprec(200):
                     assert over <= most(piece, low, high) * slack, (low, high)
             if search.at is not None and search.lower < float("inf"):
                 scale = max(mpmath.mpf(1), abs(at(a, search.at)))
