@@ -45,23 +45,11 @@ Role = Enum(
 """The meaning of an input, which determines its valid values."""
 
 
-class Kind(Enum):
-    """The quantity that a dimension counts; the values appear in the names of cases."""
-
-    BATCH = "batch"
-    SEQUENCE = "sequence"
-    PAST = "past"
-    TOTAL = "past and sequence"
-    ENCODER = "encoder sequence"
-    FRAMES = "frames"
-    SAMPLES = "samples"
-    CHOICES = "choices"
-    CHANNELS = "channels"
-    HEIGHT = "height"
-    WIDTH = "width"
-    PATCHES = "patches"
-    FEATURES = "features"
-    ONE = "one"
+Kind = Enum(
+    "Kind",
+    "BATCH SEQUENCE PAST TOTAL ENCODER FRAMES SAMPLES CHOICES CHANNELS HEIGHT WIDTH PATCHES FEATURES ONE",
+)
+"""The quantity that a dimension counts; `TOTAL` is the past and the sequence."""
 
 
 @dataclass(eq=False)
@@ -335,7 +323,11 @@ def _note_attention(
 
 # -- inputs that are generated -----------------------------------------------------------------------------------------
 
-_NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
+_NAMED = {
+    Kind.BATCH: "batch", Kind.SEQUENCE: "sequence", Kind.PAST: "past", Kind.ENCODER: "encoder sequence",
+    Kind.FRAMES: "frames", Kind.SAMPLES: "samples",
+}  # fmt: skip
+"""Kinds of dimensions that the name of a case states."""
 _USUAL = {Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.FEATURES: 80, Kind.ONE: 1}
 _COUNTS = {Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0), Role.LAST_INDEX: (Kind.TOTAL, 1)}
 """Roles of scalars: the size of a kind of dimension, minus an offset."""
@@ -526,7 +518,7 @@ class Maker:
     def case(self, setting: Setting, number: int = 0) -> Case:
         """One case; the number varies the values."""
         shapes, kinds = self.sizes(setting)
-        parts = [f"{kind.value} {kinds[kind]}" for kind in _NAMED if kind in self.varied]
+        parts = [f"{name} {kinds[kind]}" for kind, name in _NAMED.items() if kind in self.varied]
         if self.branches:
             parts.append("cache branch on" if setting[-1] else "cache branch off")
         if any([*self._texts(shapes[name], number)] for name in self._worded):
