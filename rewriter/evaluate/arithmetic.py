@@ -494,17 +494,21 @@ class Field:
         left = self.lift(a, scalar=False).entries
         return self.product(left, b.entries) if isinstance(b, Value) else self.modulus.weighted(self, left, b)
 
-    def product(self, a: Array, b: Array) -> Array:
-        """a @ b of residues, by products in float64: of 16-bit limbs of both, or of one where few are summed."""
-        if a.shape[-1] > _MAX_TERMS:
+    def product(self, a: Array, b: Array, multiply: _Of = np.matmul, count: int | None = None) -> Array:
+        """a @ b of residues, or other sums of `count` products, which `multiply` makes of float64.
+
+        They are split into limbs of 16 bits; where few are summed, only the smaller one is.
+        """
+        count = a.shape[-1] if count is None else count
+        if count > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
-        if a.shape[-1] > _FEW_TERMS:
-            return self._summed(*map(np.matmul, _limbs(a), _limbs(b)))
+        if count > _FEW_TERMS:
+            return self._summed(*map(multiply, _limbs(a), _limbs(b)))
         if a.size < b.size:
             b = b.astype(np.float64)
-            return self._summed(*(limb @ b for limb in _limbs(a)[:2]))
+            return self._summed(*(multiply(limb, b) for limb in _limbs(a)[:2]))
         a = a.astype(np.float64)
-        return self._summed(*(a @ limb for limb in _limbs(b)[:2]))
+        return self._summed(*(multiply(a, limb) for limb in _limbs(b)[:2]))
 
     @_in_parts
     def _summed(self, high: Array, low: Array, middle: Array | None = None) -> Array:
@@ -661,6 +665,7 @@ _NUMPY: Mapping[str, Callable[..., Any]] = {
     "exp": np.exp, "expm1": np.expm1, "log": np.log, "tanh": np.tanh, "softplus": softplus, "sigmoid": sigmoid,
     "maximum": np.maximum, "minimum": np.minimum, "positive": lambda a: np.maximum(a, 0.0),
     "choose": lambda a, b, c: np.where(a >= 0, b, c),
+    "product": lambda a, b, multiply, _count: multiply(a, b),
     "reduced": np.asarray, "order": np.asarray, "rational": float, "total": np.sum,
     "vanishes": np.logical_not, "masks_decide": lambda more: -np.sign(more),
     "note_masked": lambda *_: None,

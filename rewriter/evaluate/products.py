@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cache
-from string import ascii_letters
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -84,50 +83,27 @@ def _gemm(call: Call, x: Any, y: Any, z: Any = None) -> Any:
     return activated(call, made)
 
 
-def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:
-    """The labels of the axes of each operand, and of the result."""
-    left, arrow, result = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    hidden = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True)]
-    hidden = [count if "..." in term else 0 for count, term in zip(hidden, terms, strict=True)]
-    spare = "".join(each for each in ascii_letters if each not in equation)[: max(hidden)]
-    terms = [term.replace("...", spare[len(spare) - count :]) for term, count in zip(terms, hidden, strict=True)]
-    if not arrow:
-        letters = [letter for term in left.split(",") for letter in term if letter != "."]
-        result = "..." * ("..." in left) + "".join(sorted(each for each in letters if letters.count(each) == 1))
-    return terms, result.replace("...", spare)
+def _extent(label: str, *operands: tuple[Array, str]) -> int:
+    """The size of the axes that have a label; where they broadcast, of the largest."""
+    found = [(x.shape, term, term.index(label)) for x, term in operands if label in term]
+    return int(max(shape[place - len(term) if "." in term[:place] else place] for shape, term, place in found))
 
 
 @operator("Einsum")
 def _einsum(call: Call, *operands: Any) -> Value:
-    f, sizes, parts = call.f, dict[str, int](), list[tuple[Array, str]]()
-    terms, result = _labels(call.text("equation"), operands)
-    if len(set(result)) != len(result):
-        raise Unsupported("a result that is a diagonal")
-    for term, operand in zip(terms, operands, strict=True):
-        labels = "".join(dict.fromkeys(term))  # of axes with one label, only the diagonal counts
-        parts.append((np.einsum(f"{term}->{labels}", call.entries(operand)), labels))
-        sizes |= {label: size for label, size in zip(labels, parts[-1][0].shape, strict=True) if size != 1}
-
-    def arranged(x: Array, term: str, *groups: str) -> Array:
-        """The sum over the labels that are in no group, with the axes of each group as one."""
-        x = np.broadcast_to(x, [sizes.get(label, 1) for label in term])
-        kept = "".join(groups)
-        made = np.einsum(f"{term}->{kept}", x)
-        made = made if len(kept) == len(term) else f.reduced(made)
-        return made.reshape([math.prod(sizes.get(label, 1) for label in group) for group in groups])
-
-    made, term = parts[0]
-    for place, (other, right) in enumerate(parts[1:], 1):
-        later = {*result, *"".join(terms[place + 1 :])}
-        batch = "".join(each for each in term if each in right and each in later)
-        inner = "".join(each for each in term if each in right and each not in later)
-        rows, columns = ("".join(x for x in a if x not in b and x in later) for a, b in ((term, right), (right, term)))
-        left = Value(arranged(made, term, batch, rows, inner))
-        product = f.matmul(left, Value(arranged(other, right, batch, inner, columns)))
-        term = batch + rows + columns
-        made = product.reshape([sizes.get(label, 1) for label in term])
-    return Value(arranged(made, term, *result), whole=_whole(*operands))
+    """Two operands at a time; of their labels, those are kept that the result or a later operand has."""
+    left, arrow, result = call.text("equation").replace(" ", "").partition("->")
+    if not arrow:
+        once = sorted(each for each in left if each.isalpha() and left.count(each) == 1)
+        result = "..." * ("." in left) + "".join(once)
+    (made, *others), (term, *terms) = map(call.entries, operands), left.split(",")
+    for place, (other, right) in enumerate(zip(others, terms, strict=True), 1):
+        labels, later = sorted({*term, *right} - {"."}), result + "".join(terms[place:])
+        kept = "..." * ("." in term + right) + "".join(each for each in labels if each in later)
+        count = math.prod(_extent(each, (made, term), (other, right)) for each in labels if each not in later)
+        multiply = partial(np.einsum, f"{term},{right}->{kept}", optimize=True)
+        made, term = call.f.product(made, other, multiply, count), kept
+    return Value(call.f.reduced(np.einsum(f"{term}->{result}", made)), whole=_whole(*operands))
 
 
 # -- convolutions ------------------------------------------------------------------------------------------------------
