@@ -14,8 +14,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, MutableMappi
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache, cached_property, lru_cache
-from operator import is_
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -138,8 +137,6 @@ class Program:
         self.parts_opset = max(self.opsets.get("", 1), _PARTS_OPSET)
         self.kernels_of_parts = Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
-        self._moved: tuple[Any, Sequence[Any], Any] = None, (), None
-        self._facts: dict[bytes, dict[str, Any]] = {}  # about large results, by `key_on`
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
             raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
@@ -175,18 +172,6 @@ class Program:
     def constant(self, node: onnx.NodeProto) -> Array:
         """The value of a Constant node. Raises Unsupported for a sparse one."""
         return self._once(_constant, node, self._model)
-
-    def moved(self, call: Call, operator: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        """The result of an operator on constants; evaluations in lockstep share the arrays."""
-        node, given, made = self._moved
-        if node is not call.node or len(given) != len(operands) or not all(map(is_, given, operands)):
-            made = operator(call, *operands)
-            if isinstance(made, np.ndarray) and made.size > _MAX_SMALL:
-                plain = all(each is None or isinstance(each, np.ndarray) for each in operands)  # no sequences
-                key = key_on(call.node, operands) + b"%d" % self.opsets.get("", 1) if plain else b""
-                unchanging(made, self._facts.setdefault(key, {"origin": key}) if key else {})
-            self._moved = call.node, operands, made
-        return made
 
     def definition(self, node: onnx.NodeProto, types: Mapping[str, TensorType]) -> list[onnx.NodeProto]:
         """The nodes that define an operator at some types and shapes. Raises Unsupported."""
@@ -503,7 +488,10 @@ class Evaluator:
         node, kind = call.node, call.kind
         found, floats = row(key_of(node)[0], kind), any(map(is_float, operands))
         if found is not None and kind in (MOVES if floats else ALWAYS):
-            return self.program.moved(call, found, operands)
+            plain = all(each is None or isinstance(each, np.ndarray) for each in operands)  # no sequences
+            if not plain or sum(map(np.size, operands)) <= _MAX_SMALL:
+                return found(call, *operands)
+            return self.program.kernels.run(node, operands, partial(found, call))
         if is_random(kind):
             raise Unsupported("it draws numbers")
         if kind in INTEGERS and all(each.dtype.kind in "biu" for each in operands):

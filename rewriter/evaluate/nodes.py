@@ -8,7 +8,7 @@ must be known.
 import hashlib
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, is_float, origin, plain, unchanging
-from rewriter.evaluate.table import MICROSOFT, Call, operator
+from rewriter.evaluate.table import MICROSOFT, Call, operator, tuple_of
 from rewriter.graph.constants import elem_type_of, model_of
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import key_of
@@ -30,32 +30,39 @@ _FLOAT = onnx.TensorProto.FLOAT
 
 
 class Kernels:
-    """Runs each node in its own session, and keeps small results, and the last large ones."""
+    """Runs each node in its own session, or by its row, and keeps small results, and the last large ones."""
 
     def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
         self._opsets, self._ir_version = opsets, min(ir_version, _MAX_IR)
         self._kept: dict[tuple[object, ...], tuple[Any, ...]] = {}
-        self._large: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._large: list[tuple[object, ...]] = []
+        self._facts: dict[bytes, dict[str, Any]] = {}  # about large results, by how they were computed
 
-    def run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
-        """The outputs of a node. Raises Unsupported where neither onnxruntime nor onnx's evaluator computes it."""
+    def run(
+        self, node: onnx.NodeProto, operands: Sequence[Array | None], row: Callable[..., Any] | None = None
+    ) -> tuple[Any, ...]:
+        """The outputs of a node, which `row` computes, or else onnxruntime or onnx's evaluator. Raises Unsupported."""
         stated = key_on(node, operands)
         key = (*map(bool, node.output), stated)
-        for kept in (self._kept, self._large):
-            if key in kept:
-                return kept[key]
+        if key in self._kept:
+            return self._kept[key]
+        result = self._kept[key] = tuple_of(row(*operands)) if row else self._run(node, operands)
+        if sum(np.size(each) for each in result if each is not None) <= _SMALL:
+            return result
+        self._large.append(key)
+        if len(self._large) > _MAX_HELD:
+            del self._kept[self._large.pop(0)]
+        for number, each in enumerate(result):
+            if isinstance(each, np.ndarray):
+                how = b"%b %d %d" % (stated, self._opsets.get("", 1), number)
+                unchanging(each, self._facts.setdefault(how, {"origin": how}))
+        return result
+
+    def _run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
         feeds = {name: each for name, each in zip(node.input, operands, strict=True) if each is not None}
         named = [name for name in node.output if name]
         made = iter(run_model(model_of([node], feeds, named, self._opsets, ir_version=self._ir_version), feeds))
-        result = tuple(next(made) if name else None for name in node.output)
-        large = sum(np.size(each) for each in result if each is not None) > _SMALL
-        (self._large if large else self._kept)[key] = result
-        for number, each in enumerate(result if large else ()):
-            if isinstance(each, np.ndarray):
-                unchanging(each, {"origin": b"%b %d %d" % (stated, self._opsets.get("", 1), number)})
-        if len(self._large) > _MAX_HELD:
-            del self._large[next(iter(self._large))]
-        return result
+        return tuple(next(made) if name else None for name in node.output)
 
 
 def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:

@@ -10,7 +10,7 @@ It returns one output, or a tuple of outputs. It is called only if an operand is
 if it was registered with `always`; otherwise the runtime's own kernel computes the node, bit by bit.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,5 +128,5 @@ def is_random(name: str) -> bool:
     return any(each in name for each in ("Random", "Multinomial", "Bernoulli", "Sampling"))
 
 
-def tuple_of(outputs: Any) -> Sequence[Any]:
+def tuple_of(outputs: Any) -> tuple[Any, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,4 +1,3 @@
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,8 +109,8 @@ def test_digests_of_large_results_are_those_of_their_numbers() -> None:
     turned, same, joined = (helper.make_node(each, ["s"], ["y"]) for each in ("Transpose", "Identity", "Concat"))
     given: list[Any] = [(turned, np.transpose, w), (same, np.copy, w), (joined, np.concatenate, [w])]
     given += [(joined, np.concatenate, [-w]), (joined, np.concatenate, [w.copy()])]
-    calls: Any = [(SimpleNamespace(node=node), lambda _, x, of=of: of(x), [x]) for node, of, x in given]
-    made, origins = ([of(program.moved(*each)) for each in calls] for of in (content, origin))
+    calls: Any = [(node, [np.asarray(x)], of) for node, of, x in given]
+    made, origins = ([of(*program.kernels.run(*each)) for each in calls] for of in (content, origin))
     assert [*map(made.index, made)] == [0, 1, 1, 3, 1]
     assert [*map(origins.index, origins)] == [0, 1, 2, 3, 2]  # the same only where it was computed the same way
 
