@@ -38,8 +38,11 @@ def joint_masks(function: Callable[..., Array], *values: Value) -> Array | None:
     return None if all(each.masks is None for each in values) else function(*map(masks_of, values))
 
 
-def _moved_together(function: Callable[..., Array], *values: Value) -> Value:
-    """Data movement out of several operands: the same for entries and masks."""
+def _moved_together(call: Call, function: Callable[..., Array], *operands: Any, scalar: bool = True) -> Any:
+    """Data movement out of several operands: the same for entries and masks, and for plain arrays."""
+    if not any(isinstance(each, Value) for each in operands):
+        return function(*operands)
+    values = [call.lift(each, scalar=scalar) for each in operands]
     entries, whole = function(*(each.entries for each in values)), all(each.whole for each in values)
     grid = values[0].grid if all(each.grid == values[0].grid for each in values) else None
     return Value(entries, joint_masks(function, *values), whole=whole, grid=grid)
@@ -182,18 +185,13 @@ def _trilu(call: Call, x: Any, k: Any = None) -> Any:
 @operator("Concat", moves=True)
 def _concat(call: Call, *operands: Any) -> Any:
     axis = call.get("axis", 1)
-    if not any(isinstance(each, Value) for each in operands):
-        return np.concatenate(operands, axis)
-    values = (call.lift(each, scalar=False) for each in operands)
-    return _moved_together(lambda *tensors: np.concatenate(tensors, axis), *values)
+    return _moved_together(call, lambda *tensors: np.concatenate(tensors, axis), *operands, scalar=False)
 
 
 @operator("Where", moves=True, elementwise=True)
 def where(call: Call, condition: Any, x: Any, y: Any) -> Any:
     chosen = condition.entries != 0 if isinstance(condition, Value) else condition
-    if not isinstance(x, Value) and not isinstance(y, Value):
-        return np.where(chosen, x, y)
-    return _moved_together(lambda one, two: np.asarray(np.where(chosen, one, two)), call.lift(x), call.lift(y))
+    return _moved_together(call, lambda one, two: np.asarray(np.where(chosen, one, two)), x, y)
 
 
 @operator("Pad", moves=True)

@@ -37,15 +37,16 @@ def _range(call: Call, zero: Array, kind: np.dtype[Any]) -> list[Array]:
     return [call.f.sub(call.entries(int(end)), zero) for end in (limits.min, limits.max)]
 
 
-def _along(call: Call, x: Any, parameter: Any, axis: int, block: int = 0) -> Any:
-    """A scale or zero point shaped to apply along an axis; blocks of an axis share one."""
-    if block:
-        return call.move(parameter, lambda t: np.take(t, np.arange(x.shape[axis]) // block, axis))
-    if parameter.ndim != 1 or x.ndim < 2:
-        return parameter
+def _along(call: Call, x: Any, parameter: Any, axis: int, block: int = 0) -> Array:
+    """Entries of a scale, or of a zero point, along an axis of x; a block of an axis shares one."""
+    entries = call.lift(np.uint8(0) if parameter is None else parameter, scalar=False).entries
+    if block and entries.ndim:
+        return np.take(entries, np.arange(x.shape[axis]) // block, axis)
+    if entries.ndim != 1 or x.ndim < 2:
+        return entries
     shape = [1] * x.ndim
     shape[axis] = -1
-    return call.move(parameter, lambda t: t.reshape(shape if t.size > 1 else ()))
+    return entries.reshape(shape if entries.size > 1 else ())
 
 
 def _grid(call: Call, scale: Array, zero: Array, kind: np.dtype[Any] | None) -> Any:
@@ -62,17 +63,9 @@ def _saturated(call: Call, x: Array, zero: Array, kind: np.dtype[Any]) -> Value:
     return Value(call.f.add(rounded, zero), whole=True, grid=("q", kind.name))
 
 
-def _zeros(call: Call, x: Any, zero: Any, axis: int, block: int = 0) -> Array:
-    return call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
-
-
 def _centred(call: Call, x: Any, zero: Any, axis: int) -> Array:
     """Quantised numbers less their zero points."""
-    return call.f.sub(call.entries(x), _zeros(call, x, zero, axis))
-
-
-def _scale(call: Call, x: Any, scale: Any, axis: int, block: int = 0) -> Array:
-    return call.lift(_along(call, x, scale, axis, block), scalar=False).entries
+    return call.f.sub(call.entries(x), _along(call, x, zero, axis))
 
 
 def _acts_as_relu(call: Call, kind: np.dtype[Any], scale: Any, zero: Any) -> bool:
@@ -93,7 +86,7 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     stated = call.get("output_dtype") or TensorProto.UINT8
     kind = _type(zero) or np.dtype(helper.tensor_dtype_to_np_dtype(stated))
     x = call.lift(x)
-    scales, zeros = _scale(call, x, scale, axis, block), _zeros(call, x, zero, axis, block)
+    scales, zeros = (_along(call, x, each, axis, block) for each in (scale, zero))
     entries = call.f.positive(x.entries) if _acts_as_relu(call, kind, scale, zero) else x.entries
     numbers = call.f.mul(entries, call.f.inv(scales))
     if x.grid and x.grid == _grid(call, scales, zeros, kind):  # it was quantised so before
@@ -104,7 +97,7 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
 @operator("DequantizeLinear")
 def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     axis, block, kind = call.get("axis", 1), call.get("block_size", 0), _type(x)
-    scales, zeros = _scale(call, x, scale, axis, block), _zeros(call, x, zero, axis, block)
+    scales, zeros = (_along(call, x, each, axis, block) for each in (scale, zero))
     grid = _grid(call, scales, zeros, None if kind is None or is_float(np.zeros((), kind)) else kind)
     return Value(call.f.mul(call.f.sub(call.entries(x), zeros), scales), grid=grid)
 
@@ -144,7 +137,7 @@ def _conv_integer(
 
 def _scaled(call: Call, made: Any, one: Any, two: Any, axes: Sequence[int] = (-2, -1)) -> Value:
     """A product of integers, times the scales of its operands."""
-    scale = call.f.mul(_scale(call, made, one, axes[0]), _scale(call, made, two, axes[1]))
+    scale = call.f.mul(_along(call, made, one, axes[0]), _along(call, made, two, axes[1]))
     return Value(call.f.mul(made.entries, scale))
 
 
