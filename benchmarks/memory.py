@@ -42,7 +42,7 @@ def _measure(model: Path, tokens: int) -> int:
     import onnxruntime
 
     from rewriter.files.load import load_model
-    from rewriter.inputs.cases import make_cases
+    from rewriter.inputs.cases import Maker
 
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False
@@ -50,7 +50,7 @@ def _measure(model: Path, tokens: int) -> int:
     options.intra_op_num_threads = 1
     proto = load_model(model).proto
     names = [dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param]
-    feeds = make_cases(proto, dims={name: 1 if "batch" in name else tokens for name in names})[0].feeds
+    feeds = Maker(proto, dims={name: 1 if "batch" in name else tokens for name in names}).usual()[0].feeds
     session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
     before = _status("VmRSS")

@@ -20,7 +20,7 @@ from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from benchmarks.timing import Ratio, ratio
 from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
-from rewriter.inputs.cases import make_cases
+from rewriter.inputs.cases import Maker
 from rewriter.ort import open_session
 
 
@@ -89,7 +89,7 @@ def _made(folder: Path, shape: Shape) -> tuple[Path, Path]:
 
 def _measure(original: Path, rewritten: Path, repeats: int) -> list[Row]:
     steps: dict[str, dict[str, float]] = {}
-    cases = make_cases(load_model(original).proto)
+    cases = Maker(load_model(original).proto).usual()
 
     def plain() -> None:
         for path in (original, rewritten):

@@ -350,25 +350,6 @@ class Case:
     feeds: Mapping[str, NDArray[Any]]
 
 
-def make_cases(model: onnx.ModelProto, *, few: bool = False, **options: Any) -> tuple[Case, ...]:
-    """Two to six cases for `model`, whose weights are not read; `options` are those of `Maker`.
-
-    `few` are the first and the last two; with a longest sequence, `most`, it is one of these.
-    """
-    maker = Maker(model, **options)
-    with_past = (1, 1 if maker.branches else 2, 5), (1, 1, 9), (3, 1, 17)
-    settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
-    settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
-    if few and options.get("most"):
-        settings[-1] = settings.pop(1)
-    made = maker.cases(settings)
-    if len(made) == 1:  # a fixed shape is tried with different values
-        made += [maker.case(settings[0], number=number) for number in range(1, 3 if maker.texts else 2)]
-        return tuple(Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(made, 1))
-    first = 3 if maker.texts and Kind.BATCH not in maker.free else 1  # three texts: in three rows, or in three cases
-    return (*made[:first], *made[first:][-2:]) if few else tuple(made)
-
-
 class Maker:
     """Makes inputs for one model."""
 
@@ -378,7 +359,6 @@ class Maker:
         *,
         seed: int = 0,
         dims: Mapping[str, int] | None = None,
-        kinds: Mapping[Kind, int] | None = None,
         most: int | None = None,
         texts: Texts = (),
         states: States | None = None,
@@ -386,16 +366,15 @@ class Maker:
     ) -> None:
         """Read the model's requirements; its weights are not read. `views` are as for `Inputs`.
 
-        The values of an input depend on `seed`, not on the other inputs. `dims` are sizes of symbolic dimensions and
-        `kinds` of kinds of dimensions, in every case; sequences have at most `most` tokens. `states` is the output of
-        an encoder on `texts`, for a decoder. Raises UsageError where `dims` names a dimension that the model lacks, or
-        no values can be generated for an input.
+        The values of an input depend on `seed`, not on the other inputs. `dims` are sizes of symbolic dimensions, in
+        every case; sequences have at most `most` tokens. `states` is the output of an encoder on `texts`, for a
+        decoder. Raises UsageError where `dims` names a dimension that the model lacks, or no values can be generated.
         """
         inputs = Inputs(model, views)
         self.specs = tuple(inputs.specs.values())
         # The largest number of tokens; None if unlimited.
-        self.longest = _least(inputs.longest, most)
-        self.seed, self.kinds, self._fixed = seed, kinds or {}, dict(dims or {})
+        self.longest, self._most = _least(inputs.longest, most), most
+        self.seed, self.kinds, self._fixed = seed, dict[Kind, int](), dict(dims or {})
         dims_of = ((spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape))
         self._symbols = [(spec, axis, _terms(spec, dim)) for spec, axis, dim in dims_of if isinstance(dim, str)]
         self._check_dims()
@@ -419,7 +398,7 @@ class Maker:
         self._states = states if self.texts else None
 
     def changed(
-        self, *, seed: int | None = None, kinds: Mapping[Kind, int] | None = None, most: int | None = None
+        self, *, seed: int | None = None, kinds: dict[Kind, int] | None = None, most: int | None = None
     ) -> "Maker":
         """The same with other values, sizes of kinds of dimensions, or fewer tokens, of an encoder too."""
         other = copy(self)
@@ -436,6 +415,20 @@ class Maker:
                 raise UsageError(f"no input has a dimension {quoted(name)}; the model's symbolic dimensions: {listed}")
             if value < 0:
                 raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a non-negative number")
+
+    def usual(self, *, few: bool = False) -> list[Case]:
+        """Two to six cases; `few` are the first and the last two, and with a longest sequence, `most`, that is one."""
+        with_past = (1, 1 if self.branches else 2, 5), (1, 1, 9), (3, 1, 17)
+        settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
+        settings += with_past if self.cached else ((1, 1, 0), (3, 2, 0))
+        if few and self._most:
+            settings[-1] = settings.pop(1)
+        made = self.cases(settings)
+        if len(made) == 1:  # a fixed shape is tried with different values
+            made += [self.case(settings[0], number=number) for number in range(1, 3 if self.texts else 2)]
+            return [Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(made, 1)]
+        first = 3 if self.texts and Kind.BATCH not in self.free else 1  # three texts: in three rows, or in three cases
+        return [*made[:first], *made[first:][-2:]] if few else made
 
     def cases(self, settings: Sequence[Setting], first: int = 0) -> list[Case]:
         """Cases with numbers from `first` on, fewer than settings where the model fixes sizes in which they differ."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.entry import Entry, Exporter
 from models.registry import ENTRIES, get
 from rewriter import ExitStatus, Report, rewrite
-from rewriter.inputs.cases import make_cases
+from rewriter.inputs.cases import Maker
 from rewriter.ort import open_session
 from tests.conftest import Export, exporters_of
 from tests.passes.test_apply import assert_unique_names, new_nodes
@@ -40,7 +40,7 @@ def cases(wanted: str) -> tuple[Any, ...]:
 
 def every_input(path: Path) -> list[dict[str, NDArray[Any]]]:
     """All inputs that are generated: the three that a certified model runs on are too few for a ratio of maxima."""
-    return [dict(case.feeds) for case in make_cases(onnx.load(path), seed=0, dims={})]
+    return [dict(case.feeds) for case in Maker(onnx.load(path), seed=0, dims={}).usual()]
 
 
 def has_no_ratio(path: Path, entry: Entry) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rewriter.inputs.cases import make_cases
+from rewriter.inputs.cases import Maker
 from tests.committed import FOLDER as COMMITTED
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model, values
 
@@ -127,7 +127,7 @@ def _embedded(activation: str, row: Callable[[int], np.ndarray[Any, Any]], **wei
             constants={"table": table, **weights},
         )
 
-    *others, last = (case.feeds["ids"] for case in make_cases(model(0)))
+    *others, last = (case.feeds["ids"] for case in Maker(model(0)).usual())
     return model(int(np.setdiff1d(last, np.concatenate([ids.reshape(-1) for ids in others]))[0]))
 
 

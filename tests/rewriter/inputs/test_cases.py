@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.errors import UsageError
-from rewriter.inputs.cases import Case, Maker, make_cases
+from rewriter.inputs.cases import Case, Maker
 from rewriter.ort import open_session
 from tests.textmodels import filled
 
@@ -43,7 +43,7 @@ TEXT: dict[str, Declared] = {
 
 
 def test_text_model() -> None:
-    cases = by_name(make_cases(declare(TEXT, rows=30)))
+    cases = by_name(Maker(declare(TEXT, rows=30)).usual())
     assert list(cases) == [
         "batch 3, sequence 17",
         "batch 1, sequence 64",
@@ -66,7 +66,7 @@ def test_encoder_masks_are_padded_at_both_ends_and_sound_at_its_end_only() -> No
         "encoder_attention_mask": (INT, ["batch", "encoder_sequence"]),
         "padding_mask": (BOOL, ["batch", "frames"]),
     }
-    cases = make_cases(declare(inputs, rows=30))
+    cases = Maker(declare(inputs, rows=30)).usual()
     batches = [case.feeds for case in cases if len(case.feeds["input_ids"]) == 3]
     ends = [feeds["encoder_attention_mask"][:, [0, -1]].tolist() for feeds in batches]
     assert [[1, 1], [0, 1], [1, 0]] in ends
@@ -84,7 +84,7 @@ def test_every_type() -> None:
         "d_ids": (TensorProto.INT32, [4]),
         "flag": (BOOL, [1]),
     }
-    cases = make_cases(declare(inputs))
+    cases = Maker(declare(inputs)).usual()
     found = {name: array.dtype for name, array in cases[0].feeds.items()}
     assert found == {
         "a": ml_dtypes.bfloat16, "b": np.float64, "c": np.uint8, "d_ids": np.int32, "flag": np.bool_,
@@ -115,7 +115,7 @@ def decoder(mask_dim: str, *, branch: bool = False) -> onnx.ModelProto:
     ],
 )
 def test_past(mask_dim: str) -> None:
-    cases = make_cases(decoder(mask_dim))
+    cases = Maker(decoder(mask_dim)).usual()
     pasts = set()
     for case in cases:
         batch, sequence = case.feeds["input_ids"].shape
@@ -130,7 +130,7 @@ def test_past(mask_dim: str) -> None:
 
 
 def test_cache_branch_goes_with_the_past() -> None:
-    cases = make_cases(decoder("past_sequence_length + 1", branch=True))
+    cases = Maker(decoder("past_sequence_length + 1", branch=True)).usual()
     assert {bool(case.feeds["use_cache_branch"][0]) for case in cases} == {True, False}
     for case in cases:
         cached = bool(case.feeds["use_cache_branch"][0])
@@ -145,7 +145,7 @@ def test_encoder_and_decoder_lengths_differ() -> None:
         "encoder_hidden_states": (FLOAT, ["batch_size", "encoder_sequence_length", 16]),
         "encoder_attention_mask": (INT, ["batch_size", "encoder_sequence_length"]),
     }
-    for case in make_cases(declare(inputs)):
+    for case in Maker(declare(inputs)).usual():
         length = case.feeds["encoder_attention_mask"].shape[1]
         assert length != case.feeds["input_ids"].shape[1]
         assert case.feeds["encoder_hidden_states"].shape[1:] == (length, 16)
@@ -153,7 +153,7 @@ def test_encoder_and_decoder_lengths_differ() -> None:
 
 
 def test_fixed_shapes_get_two_sets_of_values() -> None:
-    first, second = make_cases(declare({"x": (FLOAT, [2, 3])}))
+    first, second = Maker(declare({"x": (FLOAT, [2, 3])})).usual()
     assert (first.name, second.name) == ("fixed shapes, values 1", "fixed shapes, values 2")
     assert not np.array_equal(first.feeds["x"], second.feeds["x"])
 
@@ -163,32 +163,32 @@ def test_images_get_the_channels_that_the_weights_fix() -> None:
     model = declare({"pixel_values": (FLOAT, ["batch", "channels", "height", "width"])})
     model.graph.initializer.append(weight)
     model.graph.node.append(helper.make_node("Conv", ["pixel_values", "w"], ["a"]))
-    assert {case.feeds["pixel_values"].shape[1] for case in make_cases(model)} == {2}
+    assert {case.feeds["pixel_values"].shape[1] for case in Maker(model).usual()} == {2}
 
 
 def test_lengths_count_frames() -> None:
     inputs: dict[str, Declared] = {"audio_signal": (FLOAT, ["batch", 80, "time"]), "length": (INT, ["batch"])}
-    for case in make_cases(declare(inputs)):
+    for case in Maker(declare(inputs)).usual():
         assert case.feeds["length"][0] == case.feeds["audio_signal"].shape[2]
 
 
 def test_integers_along_one_axis_are_one_for_each_row() -> None:
     inputs: dict[str, Declared] = {"sample": (FLOAT, ["batch", 4, "height", "width"]), "timestep": (INT, ["steps"])}
-    assert {case.feeds["timestep"].shape for case in make_cases(declare(inputs))} == {(1,), (3,)}
+    assert {case.feeds["timestep"].shape for case in Maker(declare(inputs)).usual()} == {(1,), (3,)}
 
 
 def test_same_seed_same_values_and_inputs_are_independent() -> None:
     model, more = declare(TEXT), declare({**TEXT, "extra": (FLOAT, ["batch_size", 3])})
-    for one, again, with_extra in zip(make_cases(model), make_cases(model), make_cases(more), strict=True):
+    for one, again, with_extra in zip(Maker(model).usual(), Maker(model).usual(), Maker(more).usual(), strict=True):
         for name in TEXT:
             np.testing.assert_array_equal(one.feeds[name], again.feeds[name])
             np.testing.assert_array_equal(one.feeds[name], with_extra.feeds[name])
-    other = make_cases(model, seed=1)[0].feeds["input_ids"]
-    assert not np.array_equal(other, make_cases(model)[0].feeds["input_ids"])
+    other = Maker(model, seed=1).usual()[0].feeds["input_ids"]
+    assert not np.array_equal(other, Maker(model).usual()[0].feeds["input_ids"])
 
 
 def test_dims_fix_names_everywhere() -> None:
-    cases = make_cases(decoder("past_sequence_length + sequence_length"), dims={"sequence_length": 5})
+    cases = Maker(decoder("past_sequence_length + sequence_length"), dims={"sequence_length": 5}).usual()
     for case in cases:
         past = case.feeds["past_key_values.0.key"].shape[2]
         assert case.feeds["input_ids"].shape[1] == 5
@@ -203,33 +203,33 @@ def test_no_sequence_has_more_tokens_than_there_are_positions() -> None:
           q = Gather(places, p) out = Add(e, q) }"""
     )
     filled(model, np.ones)
-    session, cases = open_session(model), make_cases(model)
+    session, cases = open_session(model), Maker(model).usual()
     assert max(session.run(case.feeds)["out"].shape[1] for case in cases) == 20
 
 
 def test_unknown_dim_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no input has a dimension 'bath'; .* 'batch_size', 'sequence_length'"):
-        make_cases(declare(TEXT), dims={"bath": 2})
+        Maker(declare(TEXT), dims={"bath": 2}).usual()
     with pytest.raises(UsageError, match="dimension 'batch_size' cannot be -1"):
-        make_cases(declare(TEXT), dims={"batch_size": -1})
+        Maker(declare(TEXT), dims={"batch_size": -1}).usual()
 
 
 def test_inputs_that_nothing_can_be_made_for() -> None:
     with pytest.raises(UsageError, match="no values can be made for input 'x' of type string: give them with --in"):
-        make_cases(declare({"x": (TensorProto.STRING, [1])}))
+        Maker(declare({"x": (TensorProto.STRING, [1])})).usual()
     model = declare({"x": (FLOAT, [1])})
     model.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", FLOAT, [1]))
     with pytest.raises(UsageError, match=r"input 'x' is not a tensor \(sequence\)"):
-        make_cases(model)
+        Maker(model).usual()
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, None))
     with pytest.raises(UsageError, match="input 'x' has no declared shape: give its values with --inputs"):
-        make_cases(model)
+        Maker(model).usual()
 
 
 def test_initializers_that_are_inputs_too_are_not_fed() -> None:
     model = declare({**TEXT, "w": (FLOAT, [2])})
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "w"))
-    assert "w" not in make_cases(model)[0].feeds
+    assert "w" not in Maker(model).usual()[0].feeds
 
 
 # -- what onnxruntime-genai's builder makes ---------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_every_case_of_a_genai_model_runs(window: int, states: dict[str, list[in
     if states:
         positions: list[str | int | None] = [3, "batch_size", "sequence_length"]
         model.graph.input.append(helper.make_tensor_value_info("position_ids", INT, positions))
-    session, cases = open_session(model), make_cases(model)
+    session, cases = open_session(model), Maker(model).usual()
     pasts = set()
     for case in cases:
         session.run(case.feeds)
@@ -280,29 +280,29 @@ def test_every_case_of_a_genai_model_runs(window: int, states: dict[str, list[in
 
 
 def test_few_cases_have_a_past_among_them() -> None:
-    names = [case.name for case in make_cases(genai(), few=True)]
+    names = [case.name for case in Maker(genai()).usual(few=True)]
     assert len(names) == 3
     assert {"past 0" in name for name in names} == {True, False}
-    assert max(case.feeds["input_ids"].shape[1] for case in make_cases(genai(), few=True, most=20)) == 20
+    assert max(case.feeds["input_ids"].shape[1] for case in Maker(genai(), most=20).usual(few=True)) == 20
 
 
 def test_a_name_fixes_the_axis_that_it_names() -> None:
-    usual = [case.feeds["input_ids"].shape for case in make_cases(genai())]
-    assert usual == [case.feeds["input_ids"].shape for case in make_cases(genai(), dims={"kv_cache_dim": 16})]
-    for case in make_cases(genai(), dims={"past_sequence_length": 0}):
+    usual = [case.feeds["input_ids"].shape for case in Maker(genai()).usual()]
+    assert usual == [case.feeds["input_ids"].shape for case in Maker(genai(), dims={"kv_cache_dim": 16}).usual()]
+    for case in Maker(genai(), dims={"past_sequence_length": 0}).usual():
         assert case.feeds["k"].shape[2] == 0
         assert case.feeds["attention_mask"].shape == case.feeds["input_ids"].shape
-    for case in make_cases(genai(window=8), dims={"past_sliding_length": 20}):
+    for case in Maker(genai(window=8), dims={"past_sliding_length": 20}).usual():
         assert case.feeds["k"].shape[2] == 20
-    assert len({case.feeds["attention_mask"].shape for case in make_cases(genai(window=8))}) > 4
+    assert len({case.feeds["attention_mask"].shape for case in Maker(genai(window=8)).usual()}) > 4
 
 
 def test_a_multiple_is_divisible() -> None:
     """As torch.export writes dimensions that a model cuts into patches; the name is the number of these."""
     model = declare({"image": (FLOAT, ["batch", 3, "14*rows", "14*columns"]), "grid": (INT, ["rows", "columns"])})
-    for case in make_cases(model):
+    for case in Maker(model).usual():
         assert case.feeds["image"].shape[2:] == tuple(14 * size for size in case.feeds["grid"].shape)
-    assert {case.feeds["image"].shape[2] for case in make_cases(model, dims={"rows": 5})} == {70}
+    assert {case.feeds["image"].shape[2] for case in Maker(model, dims={"rows": 5}).usual()} == {70}
 
 
 @pytest.mark.parametrize("dim", ["past_seq_len + seq_len", "past_sequence_length+sequence_length", "s0 + s1"])
@@ -315,13 +315,13 @@ def test_a_sum_is_the_sum_of_two_sizes(dim: str) -> None:
     }
     found = {
         (case.feeds["input_ids"].shape[1], case.feeds["past.0.key"].shape[2], case.feeds["bias"].shape[1])
-        for case in make_cases(declare(inputs, rows=30))
+        for case in Maker(declare(inputs, rows=30)).usual()
     }
     assert {(17, 0, 17), (2, 5, 7), (1, 9, 10)} <= found
 
 
 def test_a_sum_with_a_name_of_its_own() -> None:
-    cases = make_cases(declare({"x": (FLOAT, ["batch", "2*s0 + 1"]), "y": (FLOAT, ["s0"])}), dims={"s0": 4})
+    cases = Maker(declare({"x": (FLOAT, ["batch", "2*s0 + 1"]), "y": (FLOAT, ["s0"])}), dims={"s0": 4}).usual()
     assert {(case.feeds["x"].shape[1], case.feeds["y"].shape) for case in cases} == {(9, (4,))}
 
 
@@ -329,7 +329,7 @@ def test_a_sum_with_a_name_of_its_own() -> None:
     ("shape", "grid"), [(["patches", 12], ["images", 3]), (["batch", "patches", 12], ["batch", 2]), ([36, 12], [1, 3])]
 )
 def test_the_product_of_a_grid_is_the_number_of_patches(shape: list[str | int], grid: list[str | int]) -> None:
-    for case in make_cases(declare({"pixel_values": (FLOAT, shape), "image_grid_thw": (INT, grid)})):
+    for case in Maker(declare({"pixel_values": (FLOAT, shape), "image_grid_thw": (INT, grid)})).usual():
         rows = case.feeds["image_grid_thw"].prod(axis=1)
         assert (rows.sum() if len(shape) == 2 else rows[0]) == case.feeds["pixel_values"].shape[-2]
         assert (case.feeds["image_grid_thw"][:, -2:] % 2 == 0).all()
@@ -348,7 +348,7 @@ def test_a_static_cache_has_the_past_that_its_positions_say() -> None:
     )
     filled(model, np.ones)
     session, found = open_session(model), set()
-    for case in make_cases(model):
+    for case in Maker(model).usual():
         session.run(case.feeds)
         (tokens, past) = case.feeds["input_ids"].shape[1], case.feeds["write_indices"][0]
         assert (case.feeds["nonpad_kv_seqlen"] == past + tokens).all()
@@ -373,7 +373,7 @@ def test_positions_stay_within_a_static_cache(moved: str) -> None:
     )
     session = open_session(model)
     tokens = set()
-    for case in make_cases(model):
+    for case in Maker(model).usual():
         session.run(case.feeds)
         tokens.add(case.feeds["input_ids"].shape[1])
     assert max(tokens) == 24

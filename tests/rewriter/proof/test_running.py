@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite, validate
 from rewriter.files.load import load_model
-from rewriter.inputs.cases import Case, make_cases
+from rewriter.inputs.cases import Case, Maker
 from rewriter.ort import open_session
 from rewriter.proof.rule import Results
 from rewriter.proof.run import ModelRuns, Side, Way, run_model
@@ -36,7 +36,7 @@ def difference(left: Results, right: Results) -> float:
 @pytest.mark.parametrize("limit", [4000, 20_000])
 def test_same_as_the_whole(file: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     side = Side.of(load_model(MODELS / file))
-    cases = make_cases(side.model.proto)[1:4]
+    cases = Maker(side.model.proto).usual()[1:4]
     taps = tuple(node.output[0] for node in side.main.nodes if node.op_type in {"Gemm", "Softmax"})[:2]
     monkeypatch.setattr("rewriter.proof.run.SEGMENT", limit)
     outputs = (*side.main.outputs, *taps)
@@ -107,7 +107,7 @@ def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("rewriter.proof.run.open_session", watched)
     side = Side.of(load_model(MODELS / "silu-decoder.onnx"))
-    run_model(side, make_cases(side.model.proto)[:1], WAYS)
+    run_model(side, Maker(side.model.proto).usual()[:1], WAYS)
     assert len(alive) == len(WAYS)
 
 
