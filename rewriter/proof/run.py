@@ -160,11 +160,13 @@ def run_model(
     by_case: list[list[Any]] = [kept, *flows]
     for number, part in enumerate(cuts):
         later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*wanted}
+        model = side.with_outputs(wanted) if part is None else side.extracted(part)
         for place, (way, flow) in enumerate(zip(ways, flows, strict=True)):
             progress(f"running {what}, {way}", number * len(flows) + place, len(cuts) * len(flows))
             over = flows[ways.index(replace(way, again=False))] if way.again else ()
             # Only the first way may refuse a case: one that another way refuses is an error, not an invalid input.
-            refused = _run_part(side, part, way, runs[way], flow, wanted, over, may_refuse=may_refuse and not place)
+            how = {"prepack": part is None, "may_refuse": may_refuse and not place}
+            refused = _run_part(model, way, runs[way], flow, over, **how) if flow else {}
             skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
             for every in by_case:
                 every[:] = [each for index, each in enumerate(every) if index not in refused]
@@ -181,23 +183,12 @@ def run_model(
 
 
 def _run_part(
-    side: Side,
-    part: Cut | None,
-    way: Way,
-    ran: Ran,
-    flow: Sequence[dict[str, Any]],
-    wanted: Sequence[str],
-    over: Sequence[Mapping[str, Any]],
-    *,
-    may_refuse: bool,
-) -> dict[int, str]:
+    model: LoadedModel, way: Way, ran: Ran, flow: Sequence[dict[str, Any]], over: Sequence[Mapping[str, Any]], *,
+    prepack: bool, may_refuse: bool,
+) -> dict[int, str]:  # fmt: skip
     """Run one segment in one way, add its outputs to the values of each case; return refused cases with reasons."""
-    refused: dict[int, str] = {}
-    if not flow:
-        return refused
-    model = side.with_outputs(wanted) if part is None else side.extracted(part)
-    feeds = [fed(model, values) for values in flow]
-    session = open_model(model, way.provider, optimise=way.optimise, prepack=part is None)
+    refused, feeds = dict[int, str](), [fed(model, values) for values in flow]
+    session = open_model(model, way.provider, optimise=way.optimise, prepack=prepack)
     ran.defined += session.defined
     known = ran.cpu_nodes is not None and session.cpu_nodes is not None
     ran.cpu_nodes = (*(ran.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
@@ -416,17 +407,16 @@ def rounds_to_bytes(node: onnx.NodeProto) -> bool:
 
 
 def noisy(
-    model: LoadedModel, cases: Sequence[Case], points: Sequence[Point], ways: Sequence[Way], **options: Any
-) -> Mapping[Way, Sequence[Results]]:
-    """The results of a model with noise at its points, by way and draw; empty if it fails."""
+    model: LoadedModel, cases: Sequence[Case], points: Sequence[Point], way: Way, **options: Any
+) -> Sequence[Results]:
+    """The results of a model with noise at its points, draw by draw; none if it fails."""
     proto, draws = nudged(model.proto, points)
     drawn = [Case(case.name, {**case.feeds, **draw}) for draw in draws for case in cases]
-    starts = range(0, len(drawn), len(cases) or 1)
     with suppress(ValidationError):
         side = Side.of(replace(model, proto=proto, path=None))
-        runs = run_model(side, drawn, ways if drawn else (), what="the original with noise", **options)
-        return {way: [ran.results[start : start + len(cases)] for start in starts] for way, ran in runs.ways.items()}
-    return {}
+        runs = run_model(side, drawn, [way], what="the original with noise", **options)
+        return [runs.ways[way].results[start : start + len(cases)] for start in range(0, len(drawn), len(cases))]
+    return ()
 
 
 _NOISE = """noise (float raw, float argument, float factor, float value, float phase, float steady) => (float noisy) {

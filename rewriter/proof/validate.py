@@ -268,12 +268,9 @@ class Judge:
         results = [*plain.results, *(case for way in ways for case in after.ways[way].results)]
 
         def judgements(points: Sequence[Point]) -> dict[tuple[str, Way], Judgement]:
-            noise = noisy(
-                self.original, before.cases, points, ways[:1],
-                by_blocks=self._by_blocks, gaps=before.gaps, progress=self.progress,
-            )  # fmt: skip
+            how: dict[str, Any] = {"by_blocks": self._by_blocks, "gaps": before.gaps, "progress": self.progress}
             # If that does not run, only the effect of optimisation measures the original's rounding.
-            variants = [old.results, *noise.get(ways[0], ())]
+            variants = [old.results, *noisy(self.original, before.cases, points, ways[0], **how)]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
                 for output in dict.fromkeys(name for case in results for name in case)
