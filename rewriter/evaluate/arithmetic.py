@@ -1,15 +1,8 @@
 """What operators compute with: residues modulo a prime (`Field`), or float64 (`Floats`).
 
 Both have the same methods on arrays of entries. In the field, linear algebra is exact, and a nonlinear function is a
-random oracle: a keyed hash of its operand with those laws of the real function that exporters and optimisers use.
-
-| function | laws |
-| --- | --- |
-| exp | E(-x) = 1 / E(x), E(0) = 1; sigmoid, tanh, softplus and softmax are written with it |
-| sign | the Legendre symbol: odd, multiplicative; relu, max, min, clip, abs and comparisons use it |
-| sqrt | x^((p + 1) / 4), so that sqrt(a b) = sqrt(a) sqrt(b) |
-| log | log(1 / x) = -log(x) |
-| erf, sin, ... | odd or even |
+random oracle: a keyed hash of its operand with those laws of the real function that exporters and optimisers use, which
+docs/proof.md lists.
 """
 
 import hashlib

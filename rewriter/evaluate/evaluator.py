@@ -23,17 +23,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F401 - their rows
-from rewriter.evaluate.arithmetic import (
-    Arithmetic,
-    Field,
-    Floats,
-    Unsupported,
-    Value,
-    content,
-    is_float,
-    multiply,
-    unchanging,
-)
+from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, content, is_float, multiply, unchanging
 from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
 from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, SIGNED
@@ -280,7 +270,7 @@ class Evaluator:
         graph = self.program.graph
         self.environment.update(self.replaced)
         self.fixed |= {tensor.name for tensor in graph.initializer if tensor.name not in self.program.overridable}
-        defaults = {} if isinstance(self.arithmetic, Floats) else self.program.weights(graph)
+        defaults = self.program.weights(graph) if isinstance(self.arithmetic, Field) else {}
         for value in graph.input:
             if value.name in self.feeds:
                 self._feed(value.name, self.feeds[value.name])
@@ -316,19 +306,16 @@ class Evaluator:
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate one node. Raises Unsupported, with the node."""
-        missing = [name for name in node.input if name and name not in environment]
-        if missing:
-            raise Unsupported(f"{label(node)} reads '{missing[0]}' before it is computed")
-        operands = [environment[name] if name else None for name in node.input]
         decided = node.op_type not in _SHAPES and any(name in self.decided for name in node.input)
-        chosen = node.op_type not in _SHAPES and any(isinstance(x, Value) and x.constant is None for x in operands)
         call = Call(node, node.op_type, self.program.attributes(node), self, decided)
         try:
+            operands = [environment[name] if name else None for name in node.input]
             made = tuple_of(self._computed(call, operands, environment))
         except Unsupported as error:
             raise Unsupported(f"{label(node)}: {error}") from None
         except _UNFIT as error:
             raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error
+        chosen = node.op_type not in _SHAPES and any(isinstance(x, Value) and x.constant is None for x in operands)
         own = self._depth == 0
         if own and all(name in self.fixed for name in node.input if name):
             self.fixed |= {*node.output}
@@ -457,7 +444,7 @@ class Evaluator:
             return self.program.constant(node)
         found = row(key_of(node)[0], kind)
         floats = any(is_float(each) for each in operands)
-        if self.in_reals and found is not None and isinstance(self.arithmetic, Floats):
+        if self.in_reals and found is not None and not isinstance(self.arithmetic, Field):
             if floats and kind in _LAID_OUT:  # entries are widened by the operators that compute with them
                 return found(call, *operands)
             if floats:  # and no data: what they make may decide a shape

@@ -63,9 +63,7 @@ def div(call: Call, x: Any, y: Any) -> Any:
         _, base, axes, keepdims = y.origin
         if keepdims and len(axes) == 1:
             return softmax(call, base, axes[0])
-    same = y.size > 1 and bool((y.entries == y.entries.flat[0]).all())
-    entries = f.div(x.entries, y.entries.flat[0] if same else y.entries)
-    entries = np.broadcast_to(entries, np.broadcast_shapes(x.shape, y.shape))
+    entries = f.div(x.entries, y.entries)
     if x.whole and y.whole:
         return call.typed(entries, x, y)
     masks = None if x.masks is None or not positive else np.broadcast_to(x.masks, entries.shape)
