@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -49,17 +49,6 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
     return call.typed(call.apply("Log", made).entries, x) if kind == "ReduceLogSum" else made
 
 
-def _product(call: Call, x: Value) -> Value:
-    factors = np.moveaxis(x.entries, -1, 0)
-    made = functools.reduce(call.f.mul, factors, np.ones_like(x.entries, shape=factors.shape[1:]))
-    return Value(made, whole=x.whole)
-
-
-def _log_sum_exp(call: Call, x: Value) -> Value:
-    anchor, _, total = _exponentials(call, x)
-    return call.typed(call.f.add(anchor, call.f.log(total))[..., 0], x)
-
-
 def _extreme(call: Call, x: Value) -> Any:
     order, largest = call.f.order(x.entries), call.kind == "ReduceMax"
     if x.masks is not None:  # the largest is one with the fewest masking constants, the smallest one with the most
@@ -72,10 +61,15 @@ def _extreme(call: Call, x: Value) -> Any:
 @operator("ReduceProd", "ReduceLogSumExp", "ReduceMax", "ReduceMin")
 def _reduced(call: Call, x: Value, axes: Any = None) -> Any:
     places = axes_of(call, x, axes)
-    along: Callable[[Call, Value], Any] = {"ReduceProd": _product, "ReduceLogSumExp": _log_sum_exp}.get(
-        call.kind, _extreme
-    )
-    made = along(call, call.move(x, lambda t: flat(t, places)))
+    rows = call.move(x, lambda t: flat(t, places))
+    if call.kind == "ReduceProd":
+        one = np.ones(rows.shape[:-1], rows.entries.dtype)
+        made = Value(functools.reduce(call.f.mul, np.moveaxis(rows.entries, -1, 0), one), whole=x.whole)
+    elif call.kind == "ReduceLogSumExp":
+        anchor, _, total = _exponentials(call, rows)
+        made = call.typed(call.f.add(anchor, call.f.log(total))[..., 0], x)
+    else:
+        made = _extreme(call, rows)
     return call.move(made, lambda t: np.expand_dims(t, places)) if call.get("keepdims", 1) else made
 
 

@@ -126,10 +126,6 @@ def _logic(call: Call, *operands: Any) -> Array:
 # -- functions of one operand
 
 
-def _absolute(f: Arithmetic, x: Array) -> Array:
-    return f.choose(x, x, f.neg(x))
-
-
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # operators whose operands broadcast
 
 NONLINEAR = frozenset(
@@ -168,9 +164,9 @@ _UNARY: Mapping[str, Callable[..., Array]] = {
     "Tanh": lambda f, x: f.tanh(x),
     "Softplus": lambda f, x: f.softplus(x),
     "Relu": lambda f, x: f.maximum(x, np.zeros_like(x)),
-    "Abs": _absolute,
+    "Abs": lambda f, x: f.choose(x, x, f.neg(x)),
     "Sign": lambda f, x: f.reduced(f.sign(x)),
-    "Softsign": lambda f, x: f.div(x, f.add(f.rational(1), _absolute(f, x))),
+    "Softsign": lambda f, x: f.div(x, f.add(f.rational(1), f.choose(x, x, f.neg(x)))),
     "Mish": lambda f, x: f.mul(x, f.tanh(f.softplus(x))),
     "Floor": lambda f, x: f.function("floor", x),
     "Ceil": lambda f, x: f.neg(f.function("floor", f.neg(x))),

@@ -102,18 +102,19 @@ def _encoder(decoder: Path, texts: Texts) -> States | None:
     try:
         model = load_model(folder / named)
         maker = Maker(model.proto, texts=texts)
-        session = open_model(model, "cpu", optimise=False) if maker.texts and model.size <= LARGE else None
+        if not maker.texts or model.size > LARGE:
+            return None
+        session = open_model(model, "cpu", optimise=False)
     except RewriteError:
         return None
 
     def run(shape: tuple[int, ...], number: int) -> Array | None:
         feeds = maker.case((shape[0], shape[1], 0), number).feeds
         with suppress(ValidationError):
-            made = session.run(feeds) if session else {}
-            return next((values for values in made.values() if values.shape == shape), None)
+            return next((values for values in session.run(feeds).values() if values.shape == shape), None)
         return None
 
-    return run if session else None
+    return run
 
 
 Point = tuple[int, ...]  # the size of each group of kinds of dimensions

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import ml_dtypes
 import onnx
 from flint import fmpq
 
@@ -22,10 +23,7 @@ TOPS: Mapping[int, fmpq] = {
 """No finite number of the type is larger."""
 
 CEILINGS: Mapping[int, float] = {
-    onnx.TensorProto.FLOAT: 1e-5,
-    onnx.TensorProto.DOUBLE: 1e-5,
-    onnx.TensorProto.FLOAT16: 2.0**-10,
-    onnx.TensorProto.BFLOAT16: 2.0**-7,
+    each: max(1e-5, float(ml_dtypes.finfo(onnx.helper.tensor_dtype_to_np_dtype(each)).eps)) for each in TOPS
 }
 """The largest error over max(1, |f|) that a pass may claim for an activation unless the user asked for more, by element
 type: what a program may be off by that is fitted while planning (those of the table are off by 1e-7 at most), and for

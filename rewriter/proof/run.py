@@ -270,13 +270,13 @@ def cleared(results: Results, gaps: Gaps) -> Results:
 def told(runs: ModelRuns) -> Iterator[str]:
     """The excluded elements in words."""
     results = next(iter(runs.ways.values())).results
-    names: dict[tuple[int, int], list[str]] = defaultdict(list)
+    names: dict[str, list[str]] = defaultdict(list)
     for name in {name: None for masks in runs.gaps for name in masks}:
         count = sum(int(masks[name].sum()) for masks in runs.gaps if name in masks)
-        names[count, sum(case[name].size for case in results if name in case)].append(name)
-    for (count, size), each in names.items():
-        what = f"{count} of {size} elements of {', '.join(each)} are unwritten memory or random"
-        yield f"{what}: they are not the same in two runs of the original, and not compared"
+        names[f"{count} of {sum(case[name].size for case in results if name in case)} elements"].append(name)
+    why = "are unwritten memory or random: they are not the same in two runs of the original, and not compared"
+    for text, each in names.items():
+        yield f"{text} of {', '.join(each)} {why}"
 
 
 def misdeclared(side: Side, runs: ModelRuns) -> Iterator[str]:
