@@ -1,5 +1,6 @@
 """Inputs made for a model: valid, consistent, varied, repeatable."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def declare(inputs: dict[str, Declared], rows: int | None = None) -> onnx.ModelP
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def by_name(cases: tuple[Case, ...]) -> dict[str, Case]:
+def by_name(cases: Sequence[Case]) -> dict[str, Case]:
     return {case.name: case for case in cases}
 
 
