@@ -125,7 +125,7 @@ class Certificate:
     sizes: tuple[str, ...] = ()
     bits: int | None = None  # of a proof at some sizes: other models pass with a probability of less than 2^-bits
     rounded: tuple[str, ...] = ()  # constants that were read as the number that they are rounded from, such as sqrt(8)
-    folded: tuple[str, ...] = ()  # constants that a tool multiplied in float32, which were read as the exact product
+    folded: tuple[str, ...] = ()  # constants that a tool multiplied in float32, which were read as exact
     # where the values of both models part; None where they do not, or were not compared
     departure: Departure | None = None
     partly: tuple[str, ...] = ()  # tables that the original lacks, and of which these sizes read only a part
@@ -144,7 +144,7 @@ class Certificate:
         """What it rests on that the verdict does not say."""
         found = {
             "constants read as what they are rounded from": self.rounded,
-            "constants folded in float32, read as the exact product": self.folded,
+            "constants folded in float32, read as exact": self.folded,
             "tables read only in part at these sizes": self.partly,
             "why not at every size": (self.tried_only,) if self.sizes and self.tried_only else (),
         }
