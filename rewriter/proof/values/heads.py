@@ -41,7 +41,6 @@ from rewriter.proof.certificate import expressions as ex
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, leaf, ordered
 from rewriter.proof.records import CEILINGS, TOPS, Claimed
-from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, wide
 
 MOST_LEAVES, _MOST_ENDS = 2, 8
@@ -167,23 +166,6 @@ def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value)
     return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
 
 
-def _masked_gaps(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> tuple[Array, Array, Array]:
-    """How far scores of a softmax that a number masks are below the first of their row; where they are; the first keys.
-
-    The axis of the softmax is moved to the end.
-    """
-    old = run.opsets.get("", 13) < 13
-    axis = run.program.attributes(node).get("axis", 1 if old else -1) % scores.ndim
-    entries, masks = (
-        x.reshape(*x.shape[:axis], -1) if old else np.moveaxis(x, axis, -1)
-        for x in (scores.entries, np.asarray(scores.masks))
-    )
-    first = masks.argmin(-1)[..., None]
-    dropped = (masks > np.take_along_axis(masks, first, -1)) & (masks < INFINITE)
-    start = np.broadcast_to(np.take_along_axis(entries, first, -1), entries.shape)
-    return run.field.sub(entries[dropped], start[dropped]), dropped, first[..., 0]
-
-
 # -- proposals -------------------------------------------------------------------------------------------------------
 
 
@@ -252,17 +234,20 @@ def _masked_softmaxes(run: Kept) -> Iterator[str]:
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
     """The numbers that mask scores of a softmax, also the ones that no walk met; none if one is not far below."""
     node, found = run.makers[name], dict(gaps)
-    scores = node.input[0]
-    residues, dropped, first = _masked_gaps(run, node, run.values[scores])
-    if dropped.shape != run.values[scores].shape:
+    scores = run.values[node.input[0]]
+    axis = run.program.attributes(node).get("axis", 1 if run.opsets.get("", 13) < 13 else -1)
+    if axis % scores.ndim != scores.ndim - 1:
         return frozenset()
-    places = np.argwhere(dropped)
+    first = scores.masks.argmin(-1)[..., None]
+    below = run.field.sub(scores.entries, np.take_along_axis(scores.entries, first, -1))
+    dropped = (scores.masks > scores.masks.min(-1, keepdims=True)) & (scores.masks < INFINITE)
+    residues, chosen = np.unique(below[dropped], return_index=True)
     try:
-        for residue in np.setdiff1d(residues, list(found)).tolist():
-            at = int(np.flatnonzero(residues == residue)[0])
-            spot = tuple(places[at].tolist())
-            walk = Walk(run, {})
-            found[residue] = ex.sub(walk.at(scores, spot), walk.at(scores, (*spot[:-1], int(first[spot[:-1]]))))
+        for residue, (*row, key) in zip(residues.tolist(), np.argwhere(dropped)[chosen].tolist(), strict=True):
+            if residue not in found:
+                walk = Walk(run, {})
+                start = walk.at(node.input[0], (*row, int(first[*row, 0])))
+                found[residue] = ex.sub(walk.at(node.input[0], (*row, key)), start)
     except NotAFunction:
         return frozenset()
     numbers = [_number(each) for each in found.values()]
