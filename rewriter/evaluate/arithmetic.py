@@ -35,7 +35,7 @@ _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 FARTHEST, UNREACHED = 2.0**59, 1e15
 """Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
 the same where constants are read as the numbers they are rounded from."""
-FAR, INFINITE = 2**5, 2**15
+FAR, INFINITE = 2**20, 2**40
 """The counts of masking constants in an entry that one below every score masks, and in one that is -infinity."""
 
 
@@ -212,16 +212,17 @@ class Field:
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self.farthest = UNREACHED if snaps else FARTHEST
         self._powers32 = self.modulus.powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
-        # Fingerprints of what a sign was taken of, up to a factor, an order and a shape: a sign is a coin in the field,
-        # so that other conditions may give the same result. Of `settled` ones, masks decide a part; signs of `turned`
-        # ones are multiplied by `turn`.
-        self.conditions: set[int] = set()
+        # Fingerprints of what a sign was taken of, up to a factor, an order and a shape, and with the factor: a sign is
+        # a coin in the field, so that other conditions may give the same result. Of `settled` ones, masks decide a
+        # part; signs of `turned` ones are multiplied by `turn`.
+        self.conditions: set[tuple[int, int]] = set()
         self.settled: set[int] = set()
         self.turned: frozenset[int] = frozenset()
         self.turn = -1
         self.coins = 0  # the fewest different signs that were taken at once since this was 0
         # How far masked scores are below the first of their row, and whether a score may be larger than the mask.
         self.gaps: set[tuple[int, bool]] = set()
+        self.near = False  # whether a mask decided that a number may exceed
         self.snapped: dict[float, str] = {}  # constants, and the numbers that they are rounded from
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
@@ -305,7 +306,11 @@ class Field:
         """What the masks of both sides of the last condition decide, as a sign; 0 where they have as many."""
         if more.any():
             self.settled.add(self._last)
+        self.note_near(more)
         return -np.sign(more)
+
+    def note_near(self, masks: Array) -> None:
+        self.near |= bool(((masks != 0) & (np.abs(masks) < FAR)).any())
 
     def note_masked(self, gaps: Array, masks: Array) -> None:
         """Note how far numbers that weigh nothing are below others, and how many masking constants more they have."""
@@ -319,14 +324,16 @@ class Field:
         Whether it is one of `turned`.
         """
         entries = distinct(a)
-        self.coins = min(entries.size, self.coins or entries.size)
-        if entries.size > 1:  # the sign of a single number is the same wherever that is
-            scale = self.reduced(entries.sum())
-            entries = self.mul(entries, self.inv(scale)) if scale else entries
-        self._last = int(self.hash64("condition", entries).sum(dtype=_U64))
+        self.coins, magnitudes = min(entries.size, self.coins or entries.size), np.minimum(entries, self.neg(entries))
+        exact, scale = self._print(magnitudes), self.reduced(entries.sum())
+        shared = entries.size > 1 and scale  # the sign of a single number is the same wherever that is
+        self._last = self._print(self.mul(entries, self.inv(scale)) if shared else magnitudes)
         if entries.size:
-            self.conditions.add(self._last)
+            self.conditions.add((self._last, exact))
         return self._last in self.turned
+
+    def _print(self, entries: Array) -> int:
+        return int(self.hash64("condition", entries).sum(dtype=_U64))
 
     def positive(self, a: Array) -> Array:
         """max(a, 0), which is not a condition where it is `a`."""
@@ -661,7 +668,7 @@ _NUMPY: Mapping[str, Callable[..., Any]] = {
     "product": lambda a, b, multiply, _count: multiply(a, b),
     "reduced": np.asarray, "order": np.asarray, "rational": float, "total": np.sum,
     "vanishes": np.logical_not, "masks_decide": lambda more: -np.sign(more),
-    "note_masked": lambda *_: None,
+    "note_masked": lambda *_: None, "note_near": lambda *_: None,
     "anchor": lambda a: a.max(-1, keepdims=True, initial=-np.inf),
     "erf": lambda x: each(math.erf, x),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin, "acos": np.arccos,

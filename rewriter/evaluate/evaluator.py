@@ -306,7 +306,8 @@ class Evaluator:
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate one node. Raises Unsupported, with the node."""
-        decided = node.op_type not in _SHAPES and any(name in self.decided for name in node.input)
+        names = reads(node)  # of bodies, too
+        decided = node.op_type not in _SHAPES and any(name in self.decided for name in names)
         call = Call(node, node.op_type, self.program.attributes(node), self, decided)
         try:
             operands = [environment[name] if name else None for name in node.input]
@@ -317,7 +318,7 @@ class Evaluator:
             raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error
         chosen = node.op_type not in _SHAPES and any(isinstance(x, Value) and x.constant is None for x in operands)
         own = self._depth == 0
-        if own and all(name in self.fixed for name in node.input if name):
+        if own and all(name in self.fixed for name in names):
             self.fixed |= {*node.output}
         for name, value in zip(node.output, made, strict=False):
             if name:
@@ -370,7 +371,7 @@ class Evaluator:
         if found is None:
             return self._opaque(call, operands)
         entries = [each for each in operands if isinstance(each, Value)]
-        if entries and all(each.constant is not None for each in entries):
+        if entries and not call.decided and all(each.constant is not None for each in entries):
             numbers = [x.constant if isinstance(x, Value) else x for x in operands]
             return self._both_ways(found, call, numbers, operands)
         return found(call, *operands)
@@ -406,7 +407,11 @@ class Evaluator:
             results = frozenset({False, True} if along else found.tolist())
             digest, like = hash((turned if order > 0 else apart).tobytes()), order * EQUAL_ARE.get(call.kind, 0)
             name = call.node.output[0] + ", a bound" * place
-            self.choices[name] = Choice(digest, like, 0 in apart, results, call.decided)
+            before = self.choices.get(name)  # in a round of a loop
+            if before is not None:
+                digest, results = hash((before.apart, digest)), before.results | results
+            met = 0 in apart or (before is not None and before.met)
+            self.choices[name] = Choice(digest, like, met, results, call.decided)
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as an unknown function of its attributes and operands.
@@ -516,12 +521,13 @@ class Evaluator:
         if not isinstance(self.arithmetic, Field):
             whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
             taken = call.lift(call.move(table, lambda t: t[index]), scalar=False)
-            return Value(taken.entries, grid=("q", str(table.dtype)) if whole else None)
+            return Value(taken.entries, whole=whole, grid=("q", str(table.dtype)) if whole else None)
         shares, places = self._shares(table, index)
         # A matrix stays the same object, whose residues are kept.
         flat = table if table.ndim == 2 else call.move(table, lambda t: t.reshape(len(t), -1))
         mixed = self.arithmetic.matmul(shares, flat).reshape(len(shares.entries), *table.shape[1:])
-        return Value(mixed[places.reshape(index.shape)])
+        whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
+        return Value(mixed[places.reshape(index.shape)], whole=whole)
 
     def _shares(self, table: Any, index: Array) -> tuple[Value, Array]:
         """The combinations of all rows, one for each distinct index; and which one each index takes."""

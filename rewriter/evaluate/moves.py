@@ -287,7 +287,7 @@ def _scattered(call: Call, x: Any, places: Sequence[Array], updates: Any) -> Val
 
 @operator(*CASTS, always=True, elementwise=True)
 def _cast(call: Call, x: Any, like: Any = None) -> Any:
-    dtype: Any = np.dtype(np.float32)
+    dtype: Any = np.dtype(np.int64 if isinstance(like, Value) and like.whole else np.float32)
     if not isinstance(like, Value):
         dtype = helper.tensor_dtype_to_np_dtype(call.get("to")) if like is None else like.dtype
     real = dtype.kind == "f" or "float" in dtype.name

@@ -109,7 +109,10 @@ def _defined(call: Call, *operands: Any) -> tuple[Any, ...]:
     types[node.output[0]] = TensorType(_FLOAT)
     decided = evaluator.decided.intersection(known)
     given[""] = None
-    for part in evaluator.program.definition(node, types):
+    parts = evaluator.program.definition(node, types)
+    if not known.keys().isdisjoint(name for part in parts for name in part.output):
+        raise Unsupported("an operand has the name of a part of its definition")
+    for part in parts:
         follows = part.op_type != "Shape" and not decided.isdisjoint(part.input)
         inner = Call(part, part.op_type, evaluator.program.attributes(part), evaluator, follows)
         made = evaluator.part(inner, [given[name] for name in part.input])

@@ -57,7 +57,7 @@ def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
     x, y = (call.lift(each, scalar=False) for each in (x, y))
     turned = (call.move(each, lambda t: np.swapaxes(t, -1, -2)) for each in (y, x))
     made = _counts(call, x, y) + np.swapaxes(_counts(call, *turned), -1, -2)
-    return made.astype(np.int64) if made.any() and (np.abs(made) <= _LARGEST_COUNT).all() else None
+    return made.astype(np.int64) if made.any() and (np.abs(made) < 2.0**53).all() else None
 
 
 @operator("MatMul", product=True)

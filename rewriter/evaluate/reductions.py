@@ -53,6 +53,7 @@ def _extreme(call: Call, x: Value) -> Any:
     order, largest = call.f.order(x.entries), call.kind == "ReduceMax"
     if x.masks is not None:  # the largest is one with the fewest masking constants, the smallest one with the most
         most = (x.masks.min if largest else x.masks.max)(-1, keepdims=True)
+        call.f.note_near(x.masks - most)
         order = np.where(x.masks == most, order, order.dtype.type(0 if largest else 2**64 - 1))
     picked = (order.argmax if largest else order.argmin)(-1)[..., None]
     return call.move(x, lambda t: np.take_along_axis(t, picked, -1)[..., 0])

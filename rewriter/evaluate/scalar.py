@@ -17,6 +17,7 @@ from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 elementwise = functools.partial(operator, elementwise=True)
 _HALF = Fraction(1, 2)
+_LEAST_FACTOR = 2.0**-20  # by which a mask that is below every score stays one
 
 
 # -- arithmetic
@@ -49,15 +50,22 @@ def _combined(call: Call, x: Any, *others: Any) -> Any:
 def mul(call: Call, x: Any, y: Any) -> Any:
     masks = None
     for one, factor in ((x, y), (y, x)):
-        if isinstance(one, Value) and one.masks is not None and not isinstance(factor, Value) and (factor > 0).all():
-            masks = np.broadcast_to(one.masks, np.broadcast_shapes(x.shape, y.shape))
+        if isinstance(one, Value) and not isinstance(factor, Value) and factor.size:
+            masks = _scaled(one, factor.min(), np.broadcast_shapes(x.shape, y.shape)) if masks is None else masks
     x, y = call.lift(x), call.lift(y)
     return Value(call.f.mul(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
+def _scaled(x: Value, least: Any, shape: tuple[int, ...]) -> Array | None:
+    """The masks of a multiple, `least` times or more: a small one of a number is none."""
+    if x.masks is None or not least > 0:
+        return None
+    return np.broadcast_to(x.masks if least >= _LEAST_FACTOR else np.where(x.masks < INFINITE, 0, x.masks), shape)
+
+
 @elementwise("Div")
 def div(call: Call, x: Any, y: Any) -> Any:
-    f, positive = call.f, not isinstance(y, Value) and bool((y > 0).all())
+    f, least = call.f, 0.0 if isinstance(y, Value) or not y.size or not (y > 0).all() else 1.0 / y.max()
     x, y = call.lift(x), call.lift(y)
     if x.origin and y.origin and x.origin[0] == "exp" and y.origin[0] == "sumexp" and x.origin[1] is y.origin[1]:
         _, base, axes, keepdims = y.origin
@@ -66,8 +74,7 @@ def div(call: Call, x: Any, y: Any) -> Any:
     entries = f.div(x.entries, y.entries)
     if x.whole and y.whole:
         return call.typed(entries, x, y)
-    masks = None if x.masks is None or not positive else np.broadcast_to(x.masks, entries.shape)
-    return Value(entries, masks)
+    return Value(entries, _scaled(x, least, entries.shape))
 
 
 @elementwise("Pow")
@@ -275,7 +282,8 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
                 lowest = np.asarray(stated, np.float64) > call.f.low
                 entries = np.where(lowest & (masks >= INFINITE), call.entries(stated), entries)
                 masks = np.where(lowest, 0, masks)  # an entry raised to a small number no longer masks
-            made = Value(entries, masks, whole=made.whole, grid=made.grid)
+            on_grid = not isinstance(stated, Value) and not np.any(stated)  # as 0 is
+            made = Value(entries, masks, whole=made.whole, grid=made.grid if on_grid else None)
     return made
 
 
@@ -295,6 +303,9 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
 def _compared(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     difference = call.f.sub(x.entries, y.entries)
+    if x.whole and y.whole and call.kind != "Equal":  # which are often equal: a > b where 2 (a - b) > 1
+        half = 1 if call.kind in ("GreaterOrEqual", "Less") else -1
+        return INTEGERS[call.kind](call.f.sign(call.f.add(call.f.add(difference, difference), half)), 0)
     sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)
     sign = np.where(x.entries == y.entries, 0, sign)
     more = joint_masks(np.subtract, x, y)

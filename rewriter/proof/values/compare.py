@@ -64,6 +64,7 @@ _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
 """Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
+_MANY_ROUNDS = 16  # where both models take signs of multiples of each other
 _COINS = 40  # signs with which each result of a decision must have been drawn, in all rounds
 _MOST_TURNED = 2**4  # sets of comparisons of integers that are given the result that they never had
 _COIN = "one model decides by the sign of what the other does not"
@@ -99,8 +100,7 @@ def at_random(cases: Sequence[Case]) -> list[Drawn]:
     return [(modulus, secrets.token_bytes(16), case) for case in cases]
 
 
-def _readings(double: bool) -> Sequence[Reading]:
-    low = _LOWEST[double]
+def _readings(low: float) -> Sequence[Reading]:
     return (
         Reading(), Reading(snaps=True), Reading(in_reals=True), Reading(snaps=True, in_reals=True),
         Reading(snaps=True, folds=True), Reading(snaps=True, in_reals=True, folds=True),
@@ -161,7 +161,8 @@ class Pair:
         self.points = self._maker.cases(self._settings)  # at which A can be evaluated
         self.outputs = [value.name for value in a.proto.graph.output]
         outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
-        self._readings = _readings(onnx.TensorProto.DOUBLE in outputs)
+        self._lowest = _LOWEST[onnx.TensorProto.DOUBLE in outputs]
+        self._readings = _readings(self._lowest)
         self.cover: dict[bytes, Array] = {}  # which entries of constant tables were read
         self._claims, self._limit = claims or {}, limit
         self._heads: dict[Reading, Regions] = {}
@@ -170,6 +171,7 @@ class Pair:
         self._unproved = ""  # why values that were the same at all points proved nothing
         self._signs: tuple[Signs, Signs]  # of a reading
         self._alike: EqualTensors | None
+        self._scaled = False  # whether a sign was taken of another multiple, which is a coin of the prime
         self._blocks, self._about = blocks, ""  # an activation of A that the reason is about
         self.unable = False  # whether an evaluation could not be carried out
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()  # of the first round
@@ -183,7 +185,11 @@ class Pair:
         read = [{name for node in iter_nodes(each.graph.node) for name in node.input} for each in (self.a, self.b)]
         # What is a constant of A is one of B too, even if B's newer IR version lets callers replace it.
         self.b.overridable &= self.a.overridable
+        defaults = [each.weights(each.graph) for each in (self.a, self.b)]
         for default in sorted(self.a.overridable):
+            x, y = (each.get(default) for each in defaults)
+            if x is not None and y is not None and (x.shape != y.shape or content(x) != content(y)):
+                raise Unsupported(f"the input '{default}' has another default in the second model")
             if default not in inputs or (default in read[0] and default not in read[1]):
                 raise Unsupported(f"the second model does not read the input '{default}', which has a default")
         given = {*self.points[0].feeds, *(tensor.name for tensor in b.proto.graph.initializer)}
@@ -220,13 +226,15 @@ class Pair:
                 continue
             if self._refuted and (reading.snaps or not reading.in_reals):
                 continue  # claims take numbers that nodes compute for exact, and others as their bits say
-            self._signs, self._alike = (Signs(self.a), Signs(self.b)), None
+            self._signs, self._alike, self._scaled = (Signs(self.a), Signs(self.b)), None, False
             if reading != self._readings[0] and self._round(reading, [self.points[:1]]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
             self._last, at_once = ((), ()), _ROUNDS if self._large else 1
             while (
-                (more := len(rounds) < _ROUNDS or self._few_signs())  # a sign is a coin, which may decide
+                (
+                    more := len(rounds) < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs()
+                )  # a sign is a coin, which may decide
                 and len(rounds) < _MOST_ROUNDS
                 and (found := self._round(reading, [self._drawn(len(rounds) + k) for k in range(at_once)])) is not None
             ):
@@ -322,8 +330,10 @@ class Pair:
             regions=regions,
         )
 
-    def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[str, ...] | None:
-        """The constants that were snapped, where both models have the same values at all points; None otherwise.
+    def _same(
+        self, reading: Reading, draws: Sequence[Sequence[Case]]
+    ) -> tuple[list[Replacing], list[Replacing], list[Drawn]] | None:
+        """Evaluations of both models at the points that A takes, where all outputs are the same; None otherwise.
 
         A prime is drawn for each of the draws.
         """
@@ -349,7 +359,7 @@ class Pair:
             pairs = zip(drawn, map(self._differing, ours, theirs), strict=True)
             case, differing = next(((case, names) for (*_, case), names in pairs if names), (None, []))
             if case is None:
-                break
+                return ours, theirs, drawn
             if reading in self._heads or not self._read_heads(reading):
                 self._differ.append((reading, case))
                 failures = self._heads[reading].failures
@@ -357,6 +367,20 @@ class Pair:
                 unread = [f"what became of '{name}' there was not read: {text}" for name, text in failures.items()]
                 self._reason = "; ".join([f"output '{differing[0]}' has other values", *unread[:1]])
                 return None
+
+    def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[str, ...] | None:
+        """The constants that were snapped, where both models have the same values and these prove that; else None."""
+        same = self._same(reading, draws)
+        if same is None:
+            return None
+        ours, theirs, drawn = same
+        near = [name for run in ours + theirs for name in run.near]
+        if near and reading.low > self._lowest and not self._heads.get(reading, Regions()).regions:
+            found = self._round(replace(reading, low=self._lowest), draws)  # what may be exceeded is a number
+            if found is None and len(draws[0]) == len(self.points):
+                why = f"'{near[0]}' masks by a number that scores may exceed, unlike the other model"
+                self._unproved = self._unproved or why
+            return found
         self._partly = self._read_in_part(ours, theirs)
         further = self._longer(theirs) if self._partly and len(drawn) > 1 else None
         if further is not None:
@@ -483,6 +507,9 @@ class Pair:
     def _tried_only(self) -> str:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
         named: dict[tuple[int, ...], set[str]] = {}
+        weights = self.a.weights(self.a.graph)
+        if integer := [each for each in sorted(self.a.overridable) if each in weights and not is_float(weights[each])]:
+            return f"'{integer[0]}' had its default"
         for value in (each for each in self.a.proto.graph.input if each.name in self.points[0].feeds):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
                 sizes = tuple(case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds)
@@ -558,7 +585,7 @@ class Pair:
                 self._read_heads(reading)
                 loose = next(self._heads[reading].unmasked(ours, theirs), "")
             if loose:
-                return f"scores of '{loose}' are masked by a number that they may exceed, unlike in the other model"
+                return f"'{loose}' masks by a number that scores may exceed, unlike the other model"
         return ""
 
     def _block_behind(self, name: str) -> str:
@@ -611,7 +638,10 @@ class Pair:
         heads = self._heads.get(reading, Regions())
         cases = (self.a, ours, heads.cones, theirs, heads.inside), (self.b, theirs, heads.inside, ours, heads.cones)
         for program, own, inside, other, outside in cases:
-            apart = [x.conditions(inside) - y.conditions(outside) for x, y in zip(own, other, strict=True)]
+            found = [(x.conditions(inside), y.conditions(outside)) for x, y in zip(own, other, strict=True)]
+            apart = [{each for each, _ in x} - {each for each, _ in y} for x, y in found]
+            for (x, y), alone in zip(found, apart, strict=True):
+                self._scaled |= any(each[0] not in alone for each in x - y)
             if not any(apart):
                 continue
             if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
@@ -670,7 +700,8 @@ def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]
 
 def _types(proto: onnx.ModelProto) -> set[int]:
     """The places in `FLOATS` of the types of a model's inputs, constants and casts."""
-    casts = (each for node in iter_nodes(proto.graph.node) if node.op_type == "Cast" for each in node.attribute)
+    nodes = (node for each in (proto.graph, *proto.functions) for node in iter_nodes(each.node))
+    casts = (each for node in nodes if node.op_type == "Cast" for each in node.attribute)
     found = {each.i for each in casts if each.name == "to"} | {each.data_type for each in iter_tensors(proto)}
     found |= {value.type.tensor_type.elem_type for value in proto.graph.input}
     return {place for place, elem_type in enumerate(FLOATS) if elem_type in found}

@@ -132,8 +132,11 @@ class Replacing(Kept):
         self.regions = dict(regions or {})  # by output
         leaves = {name for each in self.regions.values() for name in each.leaves}
         super().__init__(program, field, feeds, keep=None if whole else leaves, **options)
-        self._noted: dict[tuple[str, ...], set[int]] = {}  # conditions, by the outputs of the node that has them
+        self._noted: dict[
+            tuple[str, ...], set[tuple[int, int]]
+        ] = {}  # conditions, by the outputs of the node that has them
         self.gaps: dict[str, set[tuple[int, bool]]] = {}  # as `Field.gaps`, by first output of the node
+        self.near: list[str] = []  # outputs of nodes where a mask decides that a number may exceed
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region. Raises Unsupported where F_A is not what A computes."""
@@ -149,13 +152,18 @@ class Replacing(Kept):
         super().node(node, environment)
         if f.conditions:
             self._noted.setdefault((*node.output,), set()).update(f.conditions)
+        if f.near or any(near for _, near in f.gaps):
+            self.near.append(node.output[0])
+        f.near = False
         if f.gaps:
             self.gaps.setdefault(node.output[0], set()).update(f.gaps)
         f.conditions, f.gaps = before
 
-    def conditions(self, inside: AbstractSet[str]) -> set[int]:
+    def conditions(self, inside: AbstractSet[str]) -> set[tuple[int, int]]:
         """The conditions of all nodes but those inside of heads, which have them in other rows too."""
-        return set[int]().union(*(each for outputs, each in self._noted.items() if inside.isdisjoint(outputs)))
+        return set[tuple[int, int]]().union(
+            *(each for outputs, each in self._noted.items() if inside.isdisjoint(outputs))
+        )
 
 
 def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:

@@ -13,6 +13,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Value, content, is_float, origin
 from rewriter.evaluate.evaluator import Evaluator, Program
+from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes
@@ -21,6 +22,8 @@ _U64 = np.uint64
 _SMALL_TABLE = 32
 _LARGE = 2**16
 _APART = ("Add", "Sub", "Sum", "Concat")  # operators whose result shows a change of any operand
+_JOINT, _MANY = ("ReduceProd", "ReduceMin", "ReduceMax"), 2**6
+"""Operators whose result may show a change of several entries alone, and how many may be needed."""
 
 
 @dataclass(frozen=True)
@@ -139,15 +142,20 @@ class Signs:
         k signs that decide together have 2^k results. Tensors of `same` are computed by a node that the other model
         has, too, and `equal` ones have values that it has.
         """
-        behind: dict[str, frozenset[str]] = {}  # signs that decide which entries reach a tensor
+        # Signs that decide which entries reach a tensor: nodes, with the part of their entries.
+        behind: dict[str, frozenset[tuple[str, str]]] = {}
         least = math.inf
         for node in iter_nodes(self._program.graph.node):
-            given = [behind.get(name, frozenset()) for name in node.input]
-            signs = max(given, key=len) if node.op_type in _APART else frozenset[str]().union(*given)
-            if key_of(node) not in ELEMENTWISE and node.op_type not in MOVES:  # several entries meet here
-                signs &= self._single
-            signs |= self._taken.keys() & {*node.output}
+            kind, given = node.op_type, [behind.get(name, frozenset()) for name in node.input]
+            signs = max(given, key=len) if kind in _APART else frozenset[tuple[str, str]]().union(*given)
+            if kind in _JOINT:  # entries decide together
+                signs = frozenset((taken, f"{node.output[0]}/{k}") for taken, _ in signs for k in range(_MANY))
+            elif key_of(node) not in ELEMENTWISE and kind not in MOVES:  # several entries meet here
+                signs = frozenset(each for each in signs if each[0] in self._single)
+            signs |= {(name, "") for name in node.output if name in self._taken}
             if signs and not all(name in same for name in node.output if name):
-                least = min(least, min(map(self._taken.__getitem__, signs)) / 2 ** (len(signs) - 1))
-            behind |= {n: frozenset() if n in equal and n in self._floats else signs for n in node.output}
+                least = min(least, min(self._taken[taken] for taken, _ in signs) / 2.0 ** (len(signs) - 1))
+            for name in node.output:
+                own = signs if kind not in MOVES - REARRANGED else frozenset((taken, name) for taken, _ in signs)
+                behind[name] = frozenset() if name in equal and name in self._floats else own
         return least

@@ -96,7 +96,8 @@ class _Side:
         bodies: list[Any] = [(each, self._of_body(graph, numbers)) for each, graph in graphs]
         place = list(node.output).index(name)
         bodies += enumerate(self.functions.get((node.domain, kind), ()))
-        made = _digest(domain, self.program.opsets.get(domain), kind, tuple(operands), attributes, place, bodies)
+        number = self.program.opsets.get(domain), len(node.output) if kind == "Split" else 0
+        made = _digest(domain, number, kind, tuple(operands), attributes, place, bodies)
         if is_random(kind) or (kind == "Dropout" and len(node.input) > 2):
             self._draws[made] += 1  # one draw is not another
             return _digest(made, self._draws[made])
@@ -189,7 +190,7 @@ class _Anchors:
                 ends.add(side.ids[each])  # whose rows `_mixes` has counted
             elif node is None or place > _MOST_CONE:
                 return f"'{each}' is not what the original has"
-            elif why := _mixes(side, node, each, count):
+            elif why := _mixes(side, node, each, count, anchored):
                 return f"{label(node)} {why}"
         return ""
 
@@ -209,7 +210,7 @@ class EqualTensors(_Anchors):
         return self.a.ids.get(equal[0], "") if equal else ""
 
 
-def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...]) -> str:
+def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...], anchored: Container[str]) -> str:
     """Why a node does not act on each row by itself; empty if it does."""
     (domain, kind), shapes = key_of(node), side.shapes[0]
     data = [each for each in node.input if each and each in side.data]
@@ -219,13 +220,14 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     fronts = [each[0] for each in rows if each is not None]
     if kind in _RESHAPING:
         aligned = prod(shapes[data[0]][fronts[1] :]) == prod(shapes[name][fronts[0] :])
-        return "" if aligned and all(_of_shape(side, each) for each in node.input[1:]) else "lays rows out otherwise"
+        sized = all(_of_shape(side, each, anchored) for each in node.input[1:])
+        return "" if aligned and sized else "lays rows out otherwise"
     front = fronts[0]  # axes of rows
     if any(each[operand][:front] != each[name][:front] for each in side.shapes for operand in data):
         return "has operands of other shapes"
     others = [each for each in node.input if each and each not in side.data]
     spread = [each for each in others if each not in side.fixed]
-    if not all(_alike(side, each, count) for each in spread):
+    if not all(_alike(side, each, count, anchored) for each in spread):
         return "reads what depends on sizes or on integers"
     others = [side.shape_of(each) for each in others if each not in spread]
     get, first = side.program.attributes(node).get, node.input[0] in data
@@ -271,12 +273,12 @@ def _axes(side: _Side, node: onnx.NodeProto) -> Sequence[int]:
     return attributes.get("axes") or side.constants.get(operand, np.array(())).reshape(-1).tolist()
 
 
-def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
+def _alike(side: _Side, name: str, count: tuple[int, ...], anchored: Container[str]) -> bool:
     """Whether a tensor without data holds the same in all rows: a constant that is expanded."""
     node, rows = side.makers.get(name), side.rows(name)
     if node is None or node.domain or node.op_type not in ("Expand", "ConstantOfShape") or rows is None:
         return False
-    if rows[1] != count or not _of_shape(side, node.input[-1]):
+    if rows[1] != count or not _of_shape(side, node.input[-1], anchored):
         return False
     if node.op_type == "ConstantOfShape":
         return True
@@ -289,8 +291,8 @@ def _once(shape: tuple[int, ...], count: int) -> bool:
     return prod(shape[: max(len(shape) - count, 0)]) == 1
 
 
-def _of_shape(side: _Side, name: str) -> bool:
-    """Whether a shape is composed of sizes of tensors and constants."""
+def _of_shape(side: _Side, name: str, anchored: Container[str]) -> bool:
+    """Whether a shape is composed of sizes of anchored tensors and constants."""
 
     def sizes(each: str) -> list[str] | None:
         """What a tensor of sizes is composed of; None where a size decides which size it is, and for other tensors."""
@@ -302,7 +304,9 @@ def _of_shape(side: _Side, name: str) -> bool:
         chosen = node.input[1:] if node.op_type in ("Gather", "Slice", "Unsqueeze", "Squeeze", "Reshape") else ()
         if any(each and each not in side.fixed for each in chosen):
             return None
-        return [] if node.op_type == "Shape" else [*node.input][: 1 if chosen else None]
+        if node.op_type == "Shape":
+            return [] if side.ids.get(node.input[0]) in anchored else None
+        return [*node.input][: 1 if chosen else None]
 
     return all(sizes(each) is not None for each in reached([name], lambda each: sizes(each) or []))
 

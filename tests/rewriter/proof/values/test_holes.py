@@ -286,5 +286,5 @@ def test_masks_that_scores_exceed_are_those_of_both_models(name: str, turned: bo
     a, b = (model(inputs, body) for body in (reversed(bodies) if turned else bodies))
     found = certify(a, b).certificate
     assert not found.certified
-    assert "masked by a number that they may exceed" in found.refusals[0].reason
+    assert "masks by a number that scores may exceed" in found.refusals[0].reason
     assert certify(a, a).certificate.certified
