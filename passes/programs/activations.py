@@ -319,31 +319,29 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     # Pairs with a line keep their offsets; those of a steep key would be lost.
     pairable = all(abs(token.offset - head.gamma) <= FACTORED for token in head.bias_tokens)
     if arithmetic.paired and pairable:
-        return _in_pairs(program, f"{program.name}_gate", arithmetic)
-    line = _line(program.linear, arithmetic.small) if program.linear != 0.0 else ()
+        return _in_pairs(program, arithmetic)
+    small = arithmetic.small  # the linear term is that times tanh(small g) / small: two heads, if it is not 0
+    linear = heads_over([(small, 0.0), (-small, 0.0)], [program.linear / small, -program.linear / small])
     if head.c == 0.0:
-        return _limit(replace(made, heads=(*constants, *line)), head, program.linear, arithmetic)
+        return _limit(replace(made, heads=(*constants, *linear)), head, program.linear, arithmetic)
     # With the self key at logit 0, its two halves +-e g are exact, e being a power of two.
-    (head,), small, half = (centred := _centred(program)).heads, arithmetic.small, math.log(0.5)
+    (head,), half = (centred := _centred(program)).heads, math.log(0.5)
     ends = [head.c / small + head.d, -head.c / small + head.d]
     exact = (sign * Fraction(head.c / small) + Fraction(head.d) for sign in (1, -1))
     error = centred.max_error + max(float(abs(Fraction(a) - b)) for a, b in zip(ends, exact, strict=True))
     values = [*ends, *head.constants[1:]]
-    heads = (*heads_over([(small, half), (-small, half), *head.logits[1:]], values), *line)
+    heads = (*heads_over([(small, half), (-small, half), *head.logits[1:]], values), *linear)
     return _limit(replace(made, heads=heads, max_error=error), head, program.linear, arithmetic)
 
 
 def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
-    """The program of factor g u: two heads, each the other's bias token."""
-    if arithmetic.paired:
-        return _in_pairs(Program(name, (), linear=factor), name, arithmetic)
-    # The limit's error depends on the linear term only, so the head in `_limit` is an empty one.
+    """The program of factor g u, as the gate of a program whose only head is 0."""
     empty = Head(beta=0.0, bias_tokens=(), c=0.0)
-    return _limit(Program(name, _line(factor, arithmetic.small)), empty, factor, arithmetic)
+    return replace(gate(Program(name, (empty,), linear=factor), arithmetic), name=name)
 
 
-def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
-    (line,) = lines(arithmetic.pairs)
+def _in_pairs(program: Program, arithmetic: Arithmetic) -> Program:
+    (line,), name = lines(arithmetic.pairs), f"{program.name}_gate"
     if program.linear != 0.0 and spreads(program):
         # A linear term beside the head would cancel it where the gate is small, as in groups.
         program = replace(program, heads=tuple(spread(program.heads[0], program.linear)), linear=0.0)
@@ -392,11 +390,6 @@ def _snapped(head: Head, token: BiasToken) -> BiasToken:
     power = math.copysign(2.0 ** round(math.log2(abs(slope))), slope)
     # A steep slope may change by a factor of up to sqrt(2) as long as slope and offset keep the place of the kink.
     return replace(token, slope=power, offset=float(power * offset / slope))
-
-
-def _line(factor: float, small: float) -> tuple[Head, ...]:
-    """The heads of factor tanh(small g) / small."""
-    return heads_over([(small, 0.0), (-small, 0.0)], [factor / small, -factor / small])
 
 
 # -- parameters, from a few values of an unknown function -------------------------------------------------------------
