@@ -140,7 +140,7 @@ class Fact:
     nonlinear: bool = False
     ends: str = ""  # for a tensor beyond an activation, the activation's output
     rounded: bool = False  # whether it was quantised and dequantised there, so that a separate function follows
-    part: bool = False  # whether it is only a part of the activation's output, by a Split for example
+    part: bool = False  # whether it is only a part of what the operators or the activation compute, as behind a Split
 
 
 class Dataflow:
@@ -301,7 +301,7 @@ class Dataflow:
             rounded, part = fact.rounded or node.op_type in QUANTISING, fact.part or node.op_type in PARTS
             self.facts[output] = Fact((output,), ends=fact.ends or data, rounded=rounded, part=part)
         elif (source := self._affine_source(fact)) is not None:
-            self.facts[output] = replace(source, leaves=(output,))
+            self.facts[output] = replace(source, leaves=(output,), part=source.part or node.op_type in PARTS)
 
     def _affine_source(self, fact: Fact) -> Fact | None:
         source = self.leaf(fact.leaves[0])
@@ -547,8 +547,9 @@ class Finder:
         leaves, slots = region.leaves, identified.gated or (0, 0)
         gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
         known, first = self._view.type_of(output), self._flow.operators_of(leaves)
-        sizes = dict(zip(range(-(known.rank or 0), 0), known.shape or (), strict=True))  # by axis from the end
-        channels = sizes.get(first[0].axis if first else -1)
+        leaf, sizes = self._flow.leaf(leaves[0]), dict(enumerate(reversed(known.shape or ()), start=1))
+        stated = [op.out_features for op in leaf.operators if not leaf.part]
+        stated += [size for op in first[:1] if isinstance(size := sizes.get(-op.axis), int)]
         unread = output in self._flow.values or any(self._flow.facts[sink.data].part for sink in sinks)
         return Block(
             name=name,
@@ -564,7 +565,7 @@ class Finder:
             elem_type=known.elem_type or gate,
             gate_type=gate,
             value_type=value,
-            channels=channels if unread and isinstance(channels, int) else None,
+            channels=next(filter(None, stated), None) if unread else None,
         )
 
     def _without_product(self, block: Block) -> Block | Left:

@@ -270,8 +270,9 @@ def test_pair_of_operators(first: str, second: str, shown: str, options: dict[st
         (FIRST, "part, rest = Split<axis = -1>(h, sizes)", {}),
         (FIRST, "k = Mul(h, c1) cut = Slice(k, start, five, last) part = Identity(cut)", {}),
         ("y = MatMul(W2, x)", "cut = Slice(h, start, five, before) part = Transpose<perm = [0, 2, 1]>(cut)", PLANES),
+        ("odd = strange.Op(x) y = MatMul(odd, W1)", "part = Slice(h, start, five, last)", {"domains": {"strange": 1}}),
     ],
-    ids=["slice", "split", "scaled", "rows"],
+    ids=["slice", "split", "scaled", "rows", "unknown shape"],
 )
 def test_neurons_of_which_a_part_is_read(first: str, cut: str, options: dict[str, Any]) -> None:
     given = {"W": np.ones((5, 4)), **integers(start=[0], five=[5], last=[-1], before=[-2], sizes=[5, 3])}
