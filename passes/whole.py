@@ -257,16 +257,12 @@ class Reader:
         sizes = self.sizes(both[0])
         for term in self._terms(node, place):
             if (term, sizes) not in self._known:
-                static = self.data.isdisjoint(term[1])
-                read = (self._table if static else self._of_data)(term, both, len(found.table[0]))
-                if isinstance(read, str):
-                    if read == _INFINITE:
-                        raise LostError.at(node, f"what it adds to the scores {read}")
-                    read = replace(self._data(term), why=read)
-                self._known[term, sizes] = read
+                self._known[term, sizes] = self._read(term, both, len(found.table[0]))
             made = self._known[term, sizes]
             if not isinstance(made, Data):
                 made = np.where(made == -np.inf, LOWEST, np.maximum(made, -OMEGA))
+            elif made.why == _INFINITE:
+                raise LostError.at(node, f"what it adds to the scores {_INFINITE}")
             else:
                 found = replace(found, data=(*found.data, made))
                 forbidden = LOWEST if made.low == -np.inf else made.low * made.share
@@ -311,15 +307,16 @@ class Reader:
             part[:] = one
         return np.where(np.isnan(table), 0.0, table)
 
-    def _data(self, term: Term) -> Data:
-        return Data(term, max((self.sizes(name) for name in term[1] if name), key=len))
-
-    def _of_data(self, term: Term, scores: Pair, most: int) -> Data:
-        found = self._data(term)
+    def _read(self, term: Term, scores: Pair, most: int) -> Array | Data:
+        """The table of a term; if it has none, the term, with what positions forbid."""
         # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
         table, rng = self._table(term, scores, most), np.random.default_rng(0)
+        static = self.data.isdisjoint(term[1])
+        if static and not isinstance(table, str):
+            return table
+        found = Data(term, max((self.sizes(name) for name in term[1] if name), key=len))
         if isinstance(table, str) or len(table) > 1:
-            return found
+            return replace(found, why=str(table)) if static else found
         forbidden, low = table[0] != 0.0, {*np.unique(table[table != 0.0])}
         # Data may also be positions, as of a static cache.
         for end in (*[2] * _DATA_TRIALS, most, most):
