@@ -264,11 +264,10 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
     for line in lines(arithmetic.lines):
         domain = min(program.domain, line.domain)
         candidates += [(line, domain), (replace(line, step=-line.step), domain)]
-    added = [_line_error(program, line, domain) for line, domain in candidates]
-    close = [place for place, error in enumerate(added) if error <= _LINE_TOLERANCE * arithmetic.tolerance]
-    place = close[0] if close else int(np.argmin(added))
-    chosen, domain = candidates[place]
-    return _with_error(program, added[place], line=chosen, domain=domain, name=f"{program.name}_gate")
+    found = [(_line_error(program, line, domain), line, domain) for line, domain in candidates]
+    close = (each for each in found if each[0] <= _LINE_TOLERANCE * arithmetic.tolerance)
+    added, line, domain = next(close, None) or min(found, key=lambda each: each[0])
+    return _with_error(program, added, line=line, domain=domain, name=f"{program.name}_gate")
 
 
 def _with_error(program: Program, added: float, **changes: Any) -> Program:
