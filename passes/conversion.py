@@ -157,6 +157,7 @@ def _fitted(block: Block, options: Options, arithmetic: Arithmetic, *, gated: bo
 
 SMALLEST_OPSET = 11  # of Slice with computed bounds, and Range
 _AXES_ARE_INPUTS = 13
+ALLOWZERO_OPSET = 14  # from which a 0 in the shape of a Reshape can be a size
 DOMAIN = "attnonly"  # of the model-local functions; prefix of the metadata keys
 BLOCK_KEY = f"{DOMAIN}.block"  # metadata key of a node's block
 LARGEST_FLOAT32_QUERY = 2.0**60  # queries are clipped: beyond it every weight is 0 or 1
@@ -239,14 +240,9 @@ class Builder(Fragment):
         given: dict[str, Any] = {} if elem_type == self.compute_type else {"to": int(elem_type)}
         self.node("Cast" if given else "Identity", [tensor], "result", output=output, **given)
 
-    @property
-    def has_allowzero(self) -> bool:
-        """Whether a 0 in the shape of a Reshape can be a size."""
-        return self.opset >= 14
-
     def reshape(self, tensor: Tensor, shape: Tensor | Sequence[int], name: str, *, zeros: bool = False) -> Variable:
         """Reshape to a computed shape, or to numbers; 0 keeps an axis unless `zeros` are sizes, -1 is inferred."""
-        given: dict[str, Any] = {"allowzero": 1} if zeros and self.has_allowzero else {}
+        given: dict[str, Any] = {"allowzero": 1} if zeros and self.opset >= ALLOWZERO_OPSET else {}
         made = self.integers(*shape) if isinstance(shape, Sequence) else shape
         return self.node("Reshape", [tensor, made], name, **given)
 

@@ -6,7 +6,7 @@ must not change afterwards.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
@@ -21,7 +21,7 @@ from passes.conversion import Conversion
 from passes.forms import FORMS, convert
 from passes.match.blocks import QUANTISING, Block, Dataflow, Finder, Left, Namer
 from passes.match.identify import in_table
-from passes.match.linear import AFTER_LINEAR, LINEAR_OPERATORS, LinearOperator
+from passes.match.linear import AFTER_LINEAR, LINEAR_OPERATORS
 from passes.options import ALREADY, COMPACT, STAGED, WHOLE, FormOptions, Options
 from passes.programs.activations import ACTIVATIONS, LINEAR, UNNAMED, Activation
 from passes.programs.program import grid
@@ -33,7 +33,7 @@ from rewriter.graph.constants import UNFIT, Constants, Read
 from rewriter.graph.edit import inlined, splice
 from rewriter.graph.fused import in_parts, saturating, with_parts, with_plain_experts
 from rewriter.graph.view import ONNX_DOMAINS, SAME_NUMBERS, GraphView, LostError, Miss, Place, all_views, key_of
-from rewriter.graph.walk import all_graphs, functions_with, is_external
+from rewriter.graph.walk import all_graphs, functions_with, is_external, reached
 from rewriter.options import values_of
 
 _NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
@@ -521,14 +521,10 @@ def with_operators(view: GraphView, flow: Dataflow, conversion: Conversion) -> B
     block = replace(conversion.block, where=view.where)
     if conversion.projections is not None:
         return block
-    first = flow.operators_of((block.gate, block.value))
-    return replace(block, first=first, second=tuple(_readers(view, flow, block.output)))
 
+    def behind(tensor: str) -> list[str]:
+        return [node.output[0] for node in view.readers(tensor) if node.op_type in SAME_NUMBERS]
 
-def _readers(view: GraphView, flow: Dataflow, tensor: str) -> Iterator[LinearOperator]:
-    for index in view.consumers.get(tensor, ()):
-        node = view.nodes[index]
-        if index in flow.operators:
-            yield flow.operators[index]
-        elif node.op_type in SAME_NUMBERS and node.input[0] == tensor:
-            yield from _readers(view, flow, node.output[0])
+    readers = (index for name in reached([block.output], behind) for index in view.consumers.get(name, ()))
+    second = tuple(flow.operators[index] for index in readers if index in flow.operators)
+    return replace(block, first=flow.operators_of((block.gate, block.value)), second=second)

@@ -18,7 +18,7 @@ from math import ceil
 import numpy as np
 import onnx
 
-from passes.conversion import LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, Conversion, replacement
+from passes.conversion import ALLOWZERO_OPSET, LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, Conversion, replacement
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import WHOLE
 from passes.programs.program import LARGEST_QUERY, Array, Group, Head, Program, groups_of, spread_error, spreads
@@ -580,7 +580,7 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         order.append(order.pop(axes.pop()))  # the permutation that moves the channels last
     back = [order.index(axis) for axis in range(len(order))]
     # Each token attends only to itself, so any grouping into sequences gives the same result.
-    lead = (0, 0) if rank == 3 else (0, 1) if rank == 2 and not b.has_allowzero else (1, -1)
+    lead = (0, 0) if rank == 3 else (0, 1) if rank == 2 and b.opset < ALLOWZERO_OPSET else (1, -1)
 
     def rows_of(tensor: str, elem_type: int, name: str) -> tuple[Variable, Variable]:
         """[batch, tokens, heads] of any layout, and its shape with the channels last."""

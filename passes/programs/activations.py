@@ -238,10 +238,6 @@ def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     return replace(gate, name="hard_swish", max_error=max(3.0, 1.0 / abs(p[0])) * (1.0 + 1e-6) * gate.max_error)
 
 
-def _linear(p: Parameters) -> Program:
-    return Program("linear", (), linear=p[0])
-
-
 # -- gates: programs of h(g) u, derived from those of h(y), with self values that read u ------------------------------
 #
 # `with_line` turns any program into a gate through the line g as attention (`program.Line`), as form `local` does.
@@ -630,13 +626,14 @@ ACTIVATIONS: tuple[Activation, ...] = (
     ),
     _factored(
         "square", lambda y: y * y, lambda p, a: line(p[0], a, "square"),
-        quick=lambda p, a: replace(with_line(_linear(p), a), name="square"),
+        quick=lambda p, a: replace(with_line(Program("", (), linear=p[0]), a), name="square"),
     ),
 )  # fmt: skip
 
 LINEAR = _factored(
-    "linear", lambda y: y, None, gate=lambda p, a: line(p[0], a, "bilinear"), quick=lambda p, _: _linear(p)
-)
+    "linear", lambda y: y, None,
+    gate=lambda p, a: line(p[0], a, "bilinear"), quick=lambda p, _: Program("linear", (), linear=p[0]),
+)  # fmt: skip
 """The gate of a bilinear layer, g u. It is not in the table, since alone it is not an activation."""
 
 UNNAMED = Activation("f", (), lambda y, _: np.full_like(y, np.nan), lambda _: None, None, usual=())

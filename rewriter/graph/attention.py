@@ -51,7 +51,7 @@ _UNSEEN_POSITION = 2**31  # a position that no query attends to
 
 def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -> onnx.ModelProto:
     """A copy in which operators of the table, except those in `left`, are expanded where possible."""
-    model = with_norms_apart(model)
+    model = with_parts(model, norms_apart)
     known = cache(lambda: declared_types(inferred_graph(model)))
     read = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.input}
     read |= {value.name for graph in all_graphs(model.graph) for value in graph.output}
@@ -96,7 +96,8 @@ def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+def norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """GroupQueryAttention behind its norms of queries and keys, which the CPU kernel lacks; None for other nodes."""
     norms, sides = node.input[14:16], list(node.input[:3])
     if key_of(node) != (MICROSOFT, "GroupQueryAttention") or not any(norms):
         return None
@@ -117,14 +118,9 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     return [*written.nodes, bare]
 
 
-def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which GroupQueryAttention's norms of queries and keys precede it: the CPU kernel lacks them."""
-    return with_parts(model, _norms_apart)
-
-
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
     """The nodes that define an operator. Raises LostError if it uses a feature that the definition lacks."""
-    *norms, node = _norms_apart(node) or [node]
+    *norms, node = norms_apart(node) or [node]
     written = _Expansion(node, types, opset)
     if key_of(node) not in DEFINITIONS:
         linear = node.op_type == "LinearAttention"

@@ -31,9 +31,10 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
-from rewriter.graph.attention import NORMED, with_norms_apart
+from rewriter.graph.attention import NORMED, norms_apart
 from rewriter.graph.constants import elem_type_of
 from rewriter.graph.edit import Cut, bytes_of, extract, inlined, split, with_outputs
+from rewriter.graph.fused import with_parts
 from rewriter.graph.types import type_of
 from rewriter.graph.view import GraphView, Path, Place, all_views, graph_at, integer_of, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
@@ -230,7 +231,7 @@ def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool = True) -> Session:
     """Open a session on a model, or on a part of one, whose external weights are memory-mapped."""
-    plain = with_norms_apart(model.proto) if provider == "cpu" else model.proto
+    plain = with_parts(model.proto, norms_apart) if provider == "cpu" else model.proto
     if plain is model.proto and model.path is not None and not model.mapped:
         return open_session(model.path, provider, optimise=optimise, prepack=prepack)
     session = open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
