@@ -110,10 +110,8 @@ def functions_with(
     every = {(each.domain, each.name): each.node for each in model.functions}
     bodies = {name: [*iter_nodes(nodes)] for name, nodes in every.items() if name not in but}
     calls = {name: {(node.domain, node.op_type) for node in nodes} for name, nodes in bodies.items()}
-    found = {name for name, nodes in bodies.items() if any(map(wanted, nodes))}
-    while more := {name for name, called in calls.items() if name not in found and called & found}:
-        found |= more
-    return found
+    holding = (name for name, nodes in bodies.items() if any(map(wanted, nodes)))
+    return {*reached(holding, lambda name: [caller for caller, called in calls.items() if name in called])}
 
 
 def iter_all(model: onnx.ModelProto) -> Iterator[Thing]:
