@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -114,8 +114,9 @@ def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     narrow = factored or mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
     wide = _DOUBLE in types or program.double or not narrow
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
+    forms = FormOptions(**{each.name: getattr(options, each.name) for each in fields(FormOptions)})
     return Conversion(
-        block=block, program=program, form=options.form, inline=options.inline, double=wide, options=options.forms
+        block=block, program=program, form=options.form, inline=options.inline, double=wide, options=forms
     )
 
 

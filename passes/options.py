@@ -1,7 +1,7 @@
 """The user's choices about the rewriting, each declared once (`rewriter.options`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from rewriter.options import option
@@ -98,8 +98,3 @@ class Options(FormOptions):
         rare=True,
     )
     reached: Mapping[str, float] = field(default_factory=dict)  # largest |y| by pre-activation, for `domain` None
-
-    @property
-    def forms(self) -> FormOptions:
-        """Those of the forms alone, as a conversion has them."""
-        return FormOptions(**{each.name: getattr(self, each.name) for each in fields(FormOptions)})

@@ -27,10 +27,8 @@ _QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
 Other = TypeVar("Other")
 
 Path = tuple[tuple[str, str], ...]
-"""From the main graph to a body: at each step the first output of the node that holds it, and its attribute.
-
-Names survive replacements, which change the order and number of nodes; indices do not.
-"""
+"""From the main graph to a body: at each step the first output of its holder, which no replacement changes, and its
+attribute."""
 
 Place = tuple[Path, str]  # a tensor: the path of its graph, and its name, which is unique only in that graph
 
