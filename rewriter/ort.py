@@ -186,8 +186,7 @@ class Session:
     """A loaded model."""
 
     outputs: tuple[str, ...]
-    # on another provider, the nodes on the CPU, as `Operator 'name'`; None if this onnxruntime does not report them
-    cpu_nodes: tuple[str, ...] | None
+    cpu_nodes: tuple[str, ...] | None  # left to the CPU, as `Operator 'name'`; None if onnxruntime does not say
     _session: Any
     _types: Mapping[str, str]
     _shrinks: bool

@@ -1,8 +1,7 @@
 """`rewrite`, from loading to the report: load, plan, apply, save, prove, rename, with the user's passes around.
 
-This is the only module that knows the whole sequence. `inspect` stops after the plan. The proof judges the saved file,
-which gets its final name only after it passed. A folder, such as optimum writes, is converted model by model in a copy,
-likewise.
+This is the only module that knows the whole sequence. The proof judges the saved file, which gets its final name only
+after it passed. A folder, such as optimum writes, is converted model by model in a copy, likewise.
 """
 
 import os

@@ -1,7 +1,6 @@
 """What every call of the API shares: timing, progress, options as keywords, the environment of results.
 
-Names, defaults and help of options come from the dataclasses that declare them. The keywords below repeat names and
-types for type checkers; a test compares them with the dataclasses.
+The keywords repeat names and types of the dataclasses that declare options for type checkers; a test compares them.
 """
 
 import inspect

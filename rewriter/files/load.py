@@ -78,12 +78,10 @@ class LoadedModel:
     proto: onnx.ModelProto
     path: Path | None  # absolute path as given (a link is not followed); None for a proto in memory
     base_dir: Path | None  # of external data, `path.parent` or the cache directory that its links stay in
-    # all references to other files, also of attributes, subgraphs, functions and sparse tensors
-    external: tuple[ExternalRef, ...]
+    external: tuple[ExternalRef, ...]  # all references to other files, wherever a model may have a tensor
     file_size: int  # in bytes; for a proto in memory the size that it would have
     mapped: bool = False  # whether references differ from the file's: to weights that stay in it, or behind links
-    # local functions with names of onnxruntime's operators, which never runs their bodies; they are not in `proto`
-    fallbacks: tuple[onnx.FunctionProto, ...] = ()
+    fallbacks: tuple[onnx.FunctionProto, ...] = ()  # functions that onnxruntime never runs (`overridden`)
     lazy: bool = False  # whether `read_tensor` maps external data instead of copying it
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -317,8 +315,7 @@ def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProt
 
 def _read(path: Path) -> bytes:
     try:
-        # stat before open: opening a device can have side effects. Non-blocking, because opening a FIFO that was
-        # swapped in meanwhile would wait for a writer.
+        # Before it is opened, which can have side effects; non-blocking, since a FIFO would wait for a writer.
         _check_regular(path.stat(), path)
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with open(handle, "rb") as file:  # noqa: PTH123 - a descriptor, not a path

@@ -9,9 +9,7 @@ CVE-2025-51480):
 - The keys are location, offset, length and checksum (not verified), each at most once, and not `basepath`.
 - Offset (default 0) and length (default: the rest of the file) are decimal numbers below 2**63, and the range lies
   inside the file; the length is what dims and element type require.
-
-Links are read in a Hugging Face cache alone: files in `snapshots/REVISION/` are links to `../../blobs/HASH`, which
-`through_cache` replaces by these paths. Nothing outside of `blobs` is opened through one.
+- Links are read in a Hugging Face cache alone, from `snapshots/REVISION/` to `../../blobs/HASH` (`through_cache`).
 """
 
 import errno
@@ -264,8 +262,7 @@ def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
 
 # -- weights that stay in the model file, to which the model then refers for external data -----------------------------
 
-# A model of a gigabyte whose large weights stay in its file is one of kilobytes in memory, whose passes, copies and
-# sessions cost little: onnxruntime maps the weights. Only large initializers of the main graph stay.
+# Passes, copies and sessions of such a model cost little memory. Only large initializers of the main graph stay.
 
 MIN_MAPPED_BYTES = 2**16  # no pass reads the values of constants this large
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of graph, initializer, raw_data

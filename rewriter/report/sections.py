@@ -136,7 +136,9 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
             found["run", "Only run"] = [rule_table(proof), *inputs]
     found["blocks", "Blocks"] = block_parts(report)
     if report.made is not None:
-        found["operators", "Operators"] = [operator_table(report.before.operators, report.made.operators)]
+        before, after = report.before.operators, report.made.operators
+        counts = {name: (before.get(name, 0), after.get(name, 0)) for name in {*before, *after}}
+        found["operators", "Operators"] = [operator_table("Operators whose number changed", counts)]
     if report.environment:
         found["made", "Made with"] = [", ".join(f"{name} {value}" for name, value in report.environment.items())]
     filled = {place: [each for each in parts if getattr(each, "rows", each)] for place, parts in found.items()}
@@ -344,12 +346,11 @@ def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
     return Table.of(title, heads, rows)
 
 
-def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table:
-    """Operators whose number changed, the largest changes first."""
-    counts = [(name, before.get(name, 0), after.get(name, 0)) for name in {*before, *after}]
-    changed = sorted((row for row in counts if row[1] != row[2]), key=lambda row: (-abs(row[2] - row[1]), row[0]))
-    heads = "operator:name, before:count, after:count, change:change"
-    return Table.of("Operators whose number changed", heads, ((*row, row[2] - row[1]) for row in changed))
+def operator_table(title: str, counts: Mapping[str, tuple[int, int]]) -> Table:
+    """Operators with two numbers, before and after, that differ; the largest changes first."""
+    rows = [(name, before, after, after - before) for name, (before, after) in counts.items() if before != after]
+    rows.sort(key=lambda row: (-abs(row[3]), row[0]))
+    return Table.of(title, "operator:name, before:count, after:count, change:change", rows)
 
 
 # -- given models: comparisons and certificates -----------------------------------------------------------------------
@@ -425,13 +426,11 @@ def _files(found: GraphDifference, *, verbose: bool) -> Parts:
     def short(text: str | None) -> str:
         return "-" if text is None else shortened(text, _MAX_LENGTH)
 
-    before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
-    operators = operator_table(before, after)
     fields = [(each.what, each.name, short(each.a), short(each.b)) for each in (*found.fields, *found.remarks)]
     weights = [(each.name, each.a or "-", each.b or "-", each.how or "-") for each in found.tensors]
     for table in (
         Table.of("Models", ", , A, B", fields),
-        replace(operators, title="Operators whose number differs: before in A, after in B"),
+        operator_table("Operators whose number differs: before in A, after in B", found.operators),
         Table.of("Weights that differ", ", A, B, differ in", weights),
     ):
         most = None if verbose or table.title == "Models" else _MAX_ROWS
