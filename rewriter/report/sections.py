@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import chain, groupby, repeat
 from math import isfinite, isnan
-from typing import Any, Literal, cast
+from operator import attrgetter
+from typing import Any, Literal, TypeVar, cast
 
 from rewriter.compare import GraphDifference
 from rewriter.proof.records import Certificate
@@ -21,6 +22,8 @@ from rewriter.text import clean, counted, first_of, shortened, size
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero would be lost in a range
 _MAX_GROUPS = 3
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 _FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f"}
 _LARGE_RATIO = 1e4
 Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio"]
@@ -85,12 +88,17 @@ def _cell(value: Cell | str | float | None, kind: Kind) -> Cell:
     return replace(cell, text=cell.text or written(cell.value, kind))
 
 
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in order."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
 def folded(names: Iterable[str]) -> str:
     """The names, as a range if they differ in one number; of many others the first and how many more."""
-    groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
-    for name in names:
-        pieces = _NUMBER.split(name)
-        groups.setdefault(tuple(pieces[::2]), []).append(tuple(map(int, pieces[1::2])))
+    groups = grouped((tuple(each[::2]), tuple(map(int, each[1::2]))) for each in map(_NUMBER.split, names))
     found = [text for fixed, numbers in groups.items() for text in _group(fixed, numbers)]
     if len(found) <= _MAX_GROUPS:
         return ", ".join(found)
@@ -100,10 +108,7 @@ def folded(names: Iterable[str]) -> str:
 def _group(fixed: Sequence[str], numbers: Sequence[tuple[int, ...]]) -> list[str]:
     varying = [place for place in range(len(fixed) - 1) if len({each[place] for each in numbers}) > 1]
     if len(varying) > 1:  # a range of the first varying number would include names that do not exist
-        first = varying[0]
-        parts: dict[int, list[tuple[int, ...]]] = {}
-        for each in numbers:
-            parts.setdefault(each[first], []).append(each)
+        parts = grouped((each[varying[0]], each) for each in numbers)
         return [text for part in parts.values() for text in _group(fixed, part)]
     texts = [str(number) for number in numbers[0]]
     for place in varying:
@@ -215,13 +220,11 @@ def float_table(report: Report) -> Table:
     return Table.of(title, heads, rows)
 
 
-def summary(report: Report, width: int) -> list[str]:
+def summary(report: Report, width: int) -> Iterator[str]:
     """The lines of `summary_lines`, wrapped between words."""
-    lines: list[str] = []
     whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * _LABEL}
     for label, text in summary_lines(report):
-        lines += textwrap.wrap(clean(text), max(width, 40), initial_indent=label.ljust(_LABEL), **whole)
-    return lines
+        yield from textwrap.wrap(clean(text), max(width, 40), initial_indent=label.ljust(_LABEL), **whole)
 
 
 def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, str]]:
@@ -230,7 +233,9 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
     if report.converted:
         meaning = ": activations written as their softmax over {self, bias tokens}, to be read as heads"
         yield "form", f"{report.form}{meaning if report.form == 'local' else ''}; heads = neurons x heads per neuron"
-    yield from zip(chain(["left"], repeat("")), _left(report.left), strict=False)
+    reasons = grouped((row.reason or "", row.name) for row in report.left)
+    left = (f"{folded(names)}: {reason}" for reason, names in reasons.items())
+    yield from zip(chain(["left"], repeat("")), left, strict=False)
     if report.proof is not None and proof:
         yield from ((word.lower(), text) for _, word, text in certainty(report))
     if report.made is not None:
@@ -256,36 +261,24 @@ def proved(certificate: Certificate) -> str:
     if certificate.sizes:
         sizes = "; ".join(certificate.sizes)
         return f"{reach(certificate)} ({sizes}), over the reals, up to a chance of 2^-{certificate.bits}: {within}"
-    if any(each.tokens for each in regions):
-        size = " (longer ones do not run)"
-    else:
-        size = " of every size" if certificate.domain is None else " and every size"
+    size = " of every size" if certificate.domain is None else " and every size"
+    size = " (longer ones do not run)" if any(each.tokens for each in regions) else size
     return f"{reach(certificate)}{size}, over the reals: {within}; all else identical"
 
 
 def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:
-    alike: dict[tuple[Any, ...], list[BlockRow]] = {}
-    for row in rows:
-        key = row.activation, row.program, row.experts, row.heads, row.bias_tokens, row.max_error, row.domain
-        alike.setdefault((*key, bool(row.part_of)), []).append(row)
-    for (activation, program, experts, heads, tokens, error, domain, part), group in alike.items():
-        each = "" if len(group) == 1 else f"{len(group)} {'parts of blocks' if part else 'blocks'}, each "
-        count = "heads" if heads is None else counted(heads, "head")
-        count = count if experts is None else f"{counted(experts, 'expert')}, {count} each"
-        count += "" if heads is None else f" over {counted(tokens or 0, 'bias token')}"
-        name = "" if program == activation else f" by {program}"
-        known = "measured to be within" if group[0].measured else "claimed to be within"
-        sure = "exact" if group[0].exact else f"{known} {written(error, 'error')}"
-        where = "" if domain is None else f" for |pre-activation| <= {domain:g}"
-        yield f"{folded(row.name for row in group)}: {each}{activation}{name} as {count}, {sure}{where}"
-
-
-def _left(rows: Sequence[BlockRow]) -> Iterator[str]:
-    alike: dict[str, list[str]] = {}
-    for row in rows:
-        alike.setdefault(row.reason or "", []).append(row.name)
-    for reason, names in alike.items():
-        yield f"{folded(names)}: {reason}"
+    shared = attrgetter("activation", "program", "experts", "heads", "bias_tokens", "max_error", "domain")
+    for group in grouped(((*shared(row), bool(row.part_of)), row) for row in rows).values():
+        row = group[0]
+        each = "" if len(group) == 1 else f"{len(group)} {'parts of blocks' if row.part_of else 'blocks'}, each "
+        count = "heads" if row.heads is None else counted(row.heads, "head")
+        count = count if row.experts is None else f"{counted(row.experts, 'expert')}, {count} each"
+        count += "" if row.heads is None else f" over {counted(row.bias_tokens or 0, 'bias token')}"
+        name = "" if row.program == row.activation else f" by {row.program}"
+        known = "measured to be within" if row.measured else "claimed to be within"
+        sure = "exact" if row.exact else f"{known} {written(row.max_error, 'error')}"
+        where = "" if row.domain is None else f" for |pre-activation| <= {row.domain:g}"
+        yield f"{folded(each.name for each in group)}: {each}{row.activation}{name} as {count}, {sure}{where}"
 
 
 # -- tables of both ----------------------------------------------------------------------------------------------------

@@ -69,19 +69,18 @@ class Console:
 
     def report(self, report: Report) -> None:
         """Print a rewriting: a few lines, tables with -v, failures, and the verdict; for a folder, model by model."""
-        if not isinstance(report, FolderReport):
+        if isinstance(report, FolderReport):
+            for name, each in report.models.items():
+                self.line(name, "bold")
+                if each.converted:
+                    self._lines(each)
+                else:
+                    left = f"{counted(len(each.left), 'candidate')} left: {each.left[0].reason}" if each.left else ""
+                    self.line(f"copied    as is: {left or 'there is no MLP block to convert'}")
+            if report.copied:
+                self.line(f"copied    {', '.join(report.copied)}")
+        else:
             self._lines(report)
-            self.verdict(report)
-            return
-        for name, each in report.models.items():
-            self.line(name, "bold")
-            if each.converted:
-                self._lines(each)
-            else:
-                left = f"{counted(len(each.left), 'candidate')} left: {each.left[0].reason}" if each.left else ""
-                self.line(f"copied    as is: {left or 'there is no MLP block to convert'}")
-        if report.copied:
-            self.line(f"copied    {', '.join(report.copied)}")
         self.verdict(report)
 
     def _lines(self, report: Report) -> None:

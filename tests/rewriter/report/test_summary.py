@@ -58,7 +58,7 @@ def test_a_range_never_names_what_is_not_there() -> None:
 @pytest.mark.parametrize("model", sorted(FOLDER.glob("*.onnx")), ids=lambda path: path.stem)
 def test_a_screen_of_80_columns(model: Path) -> None:
     report = rewrite(model)
-    lines = summary(report, 80)
+    lines = [*summary(report, 80)]
     assert len(lines) < 20
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line != line.rstrip()] == []
