@@ -149,7 +149,7 @@ def _obstacle(provider: Provider) -> str | None:
     with contextlib.redirect_stdout(io.StringIO()), quiet_stderr():
         ort.preload_dlls()  # finds the CUDA libraries of pip packages
         try:
-            session = _started(model.SerializeToString(), ort.SessionOptions(), provider)
+            session = _started(model, ort.SessionOptions(), provider)
             if provider.kernel_set in session.get_providers():
                 session.run(None, {"x": np.ones((2, 2), np.float32)})
                 return None
@@ -287,8 +287,7 @@ def open_session(
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
     options.add_session_config_entry("session.disable_prepacking", str(int(not prepack)))
     try:
-        source = _source(model, None if known.finds_data else base_dir)
-        session = _started(source, options, known, base_dir)
+        session = _started(model, options, known, base_dir)
     except Exception as error:  # onnxruntime's exceptions share no base class
         _raise_if_out_of_memory(error)
         missing = _NO_KERNEL.search(str(error))
@@ -311,10 +310,16 @@ def open_session(
     )
 
 
-def _started(source: str | bytes, options: Any, provider: Provider, base_dir: Path | None = None, **more: Any) -> Any:
+def _started(
+    model: Path | onnx.ModelProto, options: Any, provider: Provider, base_dir: Path | None = None, **more: Any
+) -> Any:
     """onnxruntime's own session, which is on the provider or fails; `base_dir` is that of external data."""
     if base_dir is not None:
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(base_dir.resolve()))
+        if isinstance(model, onnx.ModelProto) and not provider.finds_data:
+            model = deepcopy(model)
+            onnx.load_external_data_for_model(model, str(base_dir))
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
     # Without fallback=0 onnxruntime silently uses the CPU, which would then be proved instead of the provider.
     how = {"providers": provider.onnxruntime, "enable_fallback": 0}
     return load_onnxruntime().InferenceSession(source, options, **how, **more)
@@ -324,16 +329,6 @@ def _raise_if_out_of_memory(error: Exception) -> None:
     """onnxruntime reports a lack of memory like a rejection."""
     if _OUT_OF_MEMORY.search(str(error)):
         raise MemoryError(one_line(error, 160)) from error
-
-
-def _source(model: Path | onnx.ModelProto, data: Path | None = None) -> str | bytes:
-    """What onnxruntime loads; a model in memory gets the external data in a directory inside."""
-    if isinstance(model, Path):
-        return str(model)
-    if data is not None:
-        model = deepcopy(model)
-        onnx.load_external_data_for_model(model, str(data))
-    return bytes(model.SerializeToString())
 
 
 def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
@@ -401,7 +396,7 @@ def _array_of(value: Any) -> NDArray[Any]:
 
 LEVELS = ("basic", "extended", "all")
 _ACTED = re.compile(rb"GraphTransformer (\w+) modified: 1 ")
-RULES = {
+RULES = {  # of rule-based optimisers, whose names are not logged
     "Level1_RuleBasedTransformer": (
         "EliminateIdentity", "EliminateSlice", "UnsqueezeElimination", "EliminateDropout", "ExpandElimination",
         "CastElimination", "CastChainElimination", "PreShapeNodeElimination", "NoopElimination", "DivMulFusion",
@@ -410,7 +405,6 @@ RULES = {
     ),
     "Level2_RuleBasedTransformer": ("ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion"),
 }  # fmt: skip
-"""The rules of rule-based optimisers, whose names are not logged."""
 
 
 def write_optimised(
@@ -424,9 +418,9 @@ def write_optimised(
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
     options.optimized_model_filepath = str(path)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{path.name}.data")
-    source = model.proto if model.path is None else model.path
     try:
-        _started(_source(source), options, PROVIDERS[0], model.base_dir, disabled_optimizers=[*disabled])
+        source = model.proto if model.path is None else model.path
+        _started(source, options, PROVIDERS[0], model.base_dir, disabled_optimizers=[*disabled])
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise ValidationError(f"onnxruntime could not load the model at level {level}: {one_line(error)}") from error
     return path

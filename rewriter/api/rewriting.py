@@ -37,8 +37,7 @@ from rewriter.proof.validate import Judge, Progress
 from rewriter.report.report import BlockRow, FolderReport, Report, Result, Shape, plain_data
 from rewriter.text import counted, first_of, quoted
 
-Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
-"""A pass of the user: it leaves the model that it gets as it is, and returns another one."""
+Pass = Callable[[onnx.ModelProto], onnx.ModelProto]  # of the user: it returns another model, and leaves its own as is
 
 
 @described(RewriteKeywords, Options, Settings)
@@ -207,9 +206,6 @@ def planned_report(name: str, source: LoadedModel, plan: Plan) -> Report:
         form=plan.options.form,
         blocks=(*map(_converted, plan.conversions), *left),
         before=shape_of(source.proto, source.size),
-        made=None,
-        proof=None,
-        seconds={},
         notes=(*source.notes, *plan.notes),
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
         options=values_of(plan.options),
@@ -257,7 +253,6 @@ def longest_of(conversions: Iterable[Conversion]) -> int | None:
 
 
 def _converted(conversion: Conversion) -> BlockRow:
-    """The row of a block that is converted."""
     block, program = conversion.block, conversion.program
     return BlockRow(
         name=block.name,

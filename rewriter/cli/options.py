@@ -40,8 +40,7 @@ def command(
     return click.command(cls=Checked, epilog=epilog, context_settings=SETTINGS)
 
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""How click reads and prints for every command."""
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}  # of click, for every command
 
 
 def one_model(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
@@ -57,7 +56,6 @@ def one_model(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 
 
 file_option = partial(click.option, type=click.Path(path_type=Path))
-"""An option whose value is a path."""
 
 
 class Output(click.Option):
@@ -101,7 +99,6 @@ class Checked(click.Command):
 
 
 output_option = partial(click.option, cls=Output)
-"""An option whose value is a file to write; keywords are those of `Output`."""
 
 
 def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:

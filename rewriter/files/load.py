@@ -110,8 +110,7 @@ class IrModel(Protocol):
     def opset_imports(self) -> Any: ...
 
 
-Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
-"""What can be loaded: a path, the bytes of a file, or a model in memory."""
+Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel  # a path, the bytes of a file, or a model
 
 
 def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
@@ -370,7 +369,7 @@ _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _EMPTY_TENSOR = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
 _SPARSE = onnx.SparseTensorProto(values=_EMPTY_TENSOR, indices=_INDICES, dims=[1])
-_PLACEHOLDERS: dict[str, Any] = {
+_PLACEHOLDERS: dict[str, Any] = {  # in outlines, of values that may be large or not UTF-8; tensors are checked here
     "t": _EMPTY_TENSOR,
     "tensors": [_EMPTY_TENSOR],
     "sparse_tensor": _SPARSE,
@@ -378,7 +377,6 @@ _PLACEHOLDERS: dict[str, Any] = {
     **dict.fromkeys(("sparse_tensors", "type_protos"), ()),
     "doc_string": "",
 }
-"""Placeholder in outlines for values that may be large or not UTF-8; tensors are checked here."""
 
 _OTHER_DOMAIN = "other"  # of the operators without a schema in an outline
 _UNUSED_NAME, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
@@ -433,11 +431,10 @@ def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
 def _check_opsets(model: onnx.ModelProto) -> None:
     if not model.opset_import:
         raise malformed("the model names no operator set (opset_import is empty)")
-    functions = [each for function in model.functions for each in function.opset_import]
-    domains = ["" if each.domain in ONNX_DOMAINS else each.domain for each in (*model.opset_import, *functions)]
-    for place, (opset, domain) in enumerate(zip((*model.opset_import, *functions), domains, strict=True)):
-        twice = place < len(model.opset_import) and domain in domains[:place]
-        if twice or not isinstance(domain, str) or not 0 < opset.version < 2**31:
+    named = Counter("" if each.domain in ONNX_DOMAINS else each.domain for each in model.opset_import)
+    for each in (*model.opset_import, *(each for function in model.functions for each in function.opset_import)):
+        domain = "" if each.domain in ONNX_DOMAINS else each.domain
+        if named[domain] > 1 or not isinstance(domain, str) or not 0 < each.version < 2**31:
             raise malformed(f"the operator set of domain {quoted(domain)} is named twice or has no version")
 
 

@@ -12,7 +12,7 @@ from rewriter.text import clean, one_line, quoted
 _FILE = "tokenizer.json"
 _MAX_TOKEN_LENGTH = 40
 
-_TEXTS = (
+_TEXTS = (  # English prose, code, and a list with digits
     "The harbour was quiet before sunrise. Two fishermen mended a net beside the old lighthouse, while gulls circled "
     "above the water and the first ferry came in from the island. Nobody spoke until the bell rang; then the market "
     "opened, the cranes began to move, and by eight o'clock every street smelled of bread, salt and diesel oil.",
@@ -23,7 +23,6 @@ _TEXTS = (
     "3. Call +44 20 7946 0958 before 31 May 2024\n4. Primes: 2, 3, 5, 7, 11, 13, 17, 19, 23, 29\n"
     "5. Room 402, code 1966-07-30, 99 % paid\n",
 )
-"""English prose, code, and a list with digits."""
 
 TokenText = Callable[[int], str]  # a token id in words
 

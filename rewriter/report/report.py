@@ -78,8 +78,7 @@ class Result(ABC):
         return f"<{type(self).__name__}: {self.summary}>"
 
 
-by_problems: Any = property(lambda result: ExitStatus(bool(result.problems)))
-"""The `exit_status` of results that fail if there are problems."""
+by_problems: Any = property(lambda result: ExitStatus(bool(result.problems)))  # the `exit_status` of some results
 
 
 @dataclass(frozen=True)
@@ -132,12 +131,13 @@ class Report(Result):
     form: str  # the form in which heads became nodes
     blocks: tuple[BlockRow, ...]  # all candidates, the converted first
     before: Shape  # size of the original
-    made: Shape | None = field(metadata={"json": "after"})  # size of the rewritten model; None if none was made
+    # size of the rewritten model; None if none was made
+    made: Shape | None = field(default=None, metadata={"json": "after"})
     # the proof; None if it was not asked for or nothing was converted
-    proof: Validation | None = field(metadata={"json": "validation"})
-    seconds: Mapping[str, float]  # time by step: load, plan, apply, save, validate, total
-    notes: tuple[str, ...]  # remarks on the model as a whole
-    exit_status: ExitStatus  # the exit status of the command line
+    proof: Validation | None = field(default=None, metadata={"json": "validation"})
+    seconds: Mapping[str, float] = field(default_factory=dict)  # time by step: load, plan, apply, save, validate, total
+    notes: tuple[str, ...] = ()  # remarks on the model as a whole
+    exit_status: ExitStatus = ExitStatus.CONVERTED  # the exit status of the command line
     # versions, processor, operating system and execution providers, without host names and paths
     environment: Mapping[str, str] = field(default_factory=dict)
     # the options of the rewriting, as keywords of `rewriter.rewrite`

@@ -247,8 +247,7 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
     if report.made is not None:
         steps = [("proof" if step == "validate" else step, took) for step, took in report.seconds.items()]
         yield "seconds", ", ".join(f"{step} {took:.1f}" for step, took in steps if step != "total")
-    for note in report.notes:
-        yield "note", note
+    yield from (("note", note) for note in report.notes)
 
 
 def proved(certificate: Certificate) -> str:
@@ -361,8 +360,7 @@ def compared(found: Comparison, *, verbose: bool = False) -> Parts:
         yield from _files(found.files, verbose=verbose)
     if found.proof is not None:
         yield from _proof(found, found.proof, verbose=verbose)
-    for note in found.notes:
-        yield f"note: {note}", "yellow"
+    yield from ((f"note: {note}", "yellow") for note in found.notes)
 
 
 def certified(found: Certification) -> Parts:
@@ -387,8 +385,7 @@ def at_levels(found: RuntimeCertification) -> Parts:
 def _certificate(certificate: Certificate) -> Parts:
     if certificate.certified:
         yield f"proved: {proved(certificate)}", ""
-    for note in certificate.notes:
-        yield f"note: {note}", "yellow"
+    yield from ((f"note: {note}", "yellow") for note in certificate.notes)
     yield from _departure(certificate)
 
 
