@@ -28,8 +28,6 @@ class RewriteError(Exception):
 class UsageError(RewriteError):
     """An option or argument cannot be used: a bad value, an output that exists, inputs that do not fit the model."""
 
-    exit_status = ExitStatus.USAGE
-
 
 class ModelError(RewriteError):
     """The model file is unreadable, malformed or unsafe."""

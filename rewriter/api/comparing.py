@@ -109,7 +109,7 @@ def certify(
         paths = [view.path for view in all_views(models[0].proto)]
         held = {(path, name): Claimed(*each) for name, each in claims.items() for path in paths}
     found = prove(*models, claims=held, limit=limit, longest=plan.longest)
-    return certification_of(original, rewritten, found, models)
+    return Certification(_digest(original, a), _digest(rewritten, models[1]), found)
 
 
 def _optimised(source: Source, limit: float, progress: Progress) -> RuntimeCertification:
@@ -143,12 +143,10 @@ def _optimised(source: Source, limit: float, progress: Progress) -> RuntimeCerti
     return RuntimeCertification(_digest(source, model), environment()["onnxruntime"], count, tuple(levels))
 
 
-def certification_of(
-    original: Source, rewritten: Source, certificate: Certificate, models: Sequence[LoadedModel] = ()
-) -> Certification:
+def certification_of(original: Source, rewritten: Source, certificate: Certificate) -> Certification:
     """A certificate with digests of the files that it is about; it is not computed again."""
-    a, b = models or [load_model(source, mapped=True) for source in (original, rewritten)]
-    return Certification(_digest(original, a), _digest(rewritten, b), certificate)
+    a, b = (_digest(source, load_model(source, mapped=True)) for source in (original, rewritten))
+    return Certification(a, b, certificate)
 
 
 class Stated(NamedTuple):
