@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Unpack, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 import onnx
@@ -99,8 +99,7 @@ def certify(
         return _optimised(original, limit, progress)
     a, b = (load_model(source, mapped=True) for source in (original, rewritten))
     models = a, renamed(a, b, names or {})
-    plan = stated(models[1].proto, accuracy)
-    held = plan.held
+    held, longest, _ = stated(models[1].proto, accuracy)
     if claims is not None:
         for name, (most, domain) in claims.items():
             if not 0.0 <= most < math.inf or (domain is not None and not 0.0 < domain < math.inf):
@@ -108,7 +107,7 @@ def certify(
                 raise UsageError(f"the claim about {quoted(name)} is not {what}")
         paths = [view.path for view in all_views(models[0].proto)]
         held = {(path, name): Claimed(*each) for name, each in claims.items() for path in paths}
-    found = prove(*models, claims=held, limit=limit, longest=plan.longest)
+    found = prove(*models, claims=held, limit=limit, longest=longest)
     return Certification(_digest(original, a), _digest(rewritten, models[1]), found)
 
 
@@ -149,26 +148,17 @@ def certification_of(original: Source, rewritten: Source, certificate: Certifica
     return Certification(a, b, certificate)
 
 
-class Stated(NamedTuple):
-    """What a model's plan states: by graph and tensor, the error of activations; and the longest sequence it takes."""
-
-    held: Mapping[Place, Claimed] = {}
-    longest: int | None = None
-    notes: tuple[str, ...] = ()
-
-
-def stated(model: onnx.ModelProto, accuracy: float | None) -> Stated:
-    """What the plan in a model states, to be proved; `accuracy` is the largest error that the user accepts."""
+def stated(model: onnx.ModelProto, accuracy: float | None) -> tuple[Mapping[Place, Claimed], int | None, list[str]]:
+    """What a model's plan states, to be proved: the errors of activations, and the longest sequence; and notes."""
     try:
         record = read_record(model)
     except PlanError as error:
-        return Stated(notes=(f"the plan in the metadata of the second model is ignored: {error}",))
-    coarser = record.options.get("accuracy")
-    notes: tuple[str, ...] = ()
+        return {}, None, [f"the plan in the metadata of the second model is ignored: {error}"]
+    coarser, notes = record.options.get("accuracy"), list[str]()
     if isinstance(coarser, float) and coarser > (accuracy or 0.0):
-        notes = (f"the second model was written with accuracy {coarser:.2g}, which counts only if given here too",)
+        notes.append(f"the second model was written with accuracy {coarser:.2g}, which counts only if given here too")
     held = {(each.block.path, each.block.output): held_by(each, accuracy, NARROWEST) for each in record.blocks}
-    return Stated(held, longest_of(record.blocks), notes)
+    return held, longest_of(record.blocks), notes
 
 
 def _digest(source: Source, model: LoadedModel) -> FileDigest:
@@ -235,10 +225,10 @@ def _compared(
         blocks = [each.block for each in found.conversions] + [each.block for each in found.left if each.block]
         points = [Point(each.output, each.path, each.coarsest, argument=each.gate) for each in blocks]
     with run.step("validate", "proving"):
-        plan = stated(b.proto, asked.accuracy)
+        held, longest, notes = stated(b.proto, asked.accuracy)
         proof = Judge(
             a, b, (), settings, run.progress, tolerance=asked.tolerance, noise=points, run=outputs,
-            held=plan.held, longest=plan.longest, isolate=files,
+            held=held, longest=longest, isolate=files,
         ).verdict()  # fmt: skip
     # Outputs of which the run shows nothing, where the verdict rests on the run.
     runs = () if asked.tolerance is not None or proof.certified else proof.providers.values()
@@ -246,7 +236,7 @@ def _compared(
     why = "rounding moves it as far as it is large"
     texts = (f"nothing could be compared: output {name}, since {why}" for name in empty)
     result = replace(result, proof=proof, tolerance=asked.tolerance, undecided=(*proof.uncompared, *texts))
-    return replace(result, notes=(*plan.notes, *proof.notes), seconds=run.seconds())
+    return replace(result, notes=(*notes, *proof.notes), seconds=run.seconds())
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
@@ -320,7 +310,7 @@ def bench(
             if found := [text for text in differences if text.startswith("input ")]:
                 raise UsageError(f"{name} (B) takes other inputs than {names[0]} (A): {'; '.join(found)}")
         maker = Maker(models[0].proto)
-        longest = min(stated(model.proto, None).longest or sys.maxsize for model in models)
+        longest = min(stated(model.proto, None)[1] or sys.maxsize for model in models)
         cases = [_case(maker, asked, longest) for asked in ((tokens,) if isinstance(tokens, int) else tokens)]
     for provider in chosen:
         with run.step("measure", f"measuring on {provider}"):

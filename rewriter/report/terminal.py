@@ -1,7 +1,4 @@
-"""The terminal: tables and lines, progress on standard error, and results.
-
-Names from a model are plain text, never markup or control characters.
-"""
+"""The terminal: tables, lines and results, and progress on standard error. Names from models are never markup."""
 
 import os
 import sys
