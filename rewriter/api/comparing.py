@@ -23,7 +23,7 @@ from passes.plan import PlanError, make_plan, read_record
 from rewriter.api.rewriting import held_by, longest_of
 from rewriter.api.run import CompareKeywords, Run, check_known, described, environment, name_of, settings_of
 from rewriter.compare import difference, renamed, signature_differences
-from rewriter.errors import ExitStatus, RewriteError, UsageError
+from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.files.save import sha256_of
 from rewriter.graph.view import Place, all_views
@@ -263,7 +263,6 @@ class Benchmark(Result):
     times: tuple[TimeRow, ...]
     environment: Mapping[str, str]
     seconds: Mapping[str, float]
-    exit_status = ExitStatus.CONVERTED
 
     @property
     def summary(self) -> str:

@@ -35,7 +35,7 @@ _Part = TypeVar("_Part")
 class Result(ABC):
     """A result with the exit status that the command line would have; true if all is well."""
 
-    exit_status: ExitStatus
+    exit_status: ExitStatus = ExitStatus.CONVERTED
     also: ClassVar[tuple[str, ...]] = ()  # properties that the JSON has beside the fields
 
     @property
