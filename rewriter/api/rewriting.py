@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from math import inf, isfinite
 from pathlib import Path
@@ -34,7 +34,7 @@ from rewriter.proof.records import Claim, Claimed
 from rewriter.proof.run import Side, Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
-from rewriter.report.report import BlockRow, FolderReport, Report, Result, Shape, plain_data
+from rewriter.report.report import BlockRow, FolderReport, Report, Shape
 from rewriter.text import counted, first_of, quoted
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]  # of the user: it returns another model, and leaves its own as is
@@ -283,25 +283,19 @@ def shape_of(model: onnx.ModelProto, size: int) -> Shape:
 
 
 @dataclass(frozen=True, repr=False)
-class Inspection(Result):
-    """What `inspect` found: true if some block can be converted."""
+class Inspection(Report):
+    """What `inspect` found, the report of a dry run with its accounting: true if some block can be converted."""
 
-    report: Report
-    accounting: Accounting
-
-    @property
-    def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if some block can be converted, 3 if none can."""
-        return self.report.exit_status
+    accounting: Accounting = field(kw_only=True)
+    also = ("purity",)
 
     @property
-    def summary(self) -> str:
-        return self.report.summary
+    def report(self) -> Report:
+        return self
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data: that of the report, plus `accounting` and `purity`."""
-        found = {"accounting": self.accounting, "purity": self.accounting.purity}
-        return {**self.report.to_json(), **plain_data(found)}
+    @property
+    def purity(self) -> str:
+        return self.accounting.purity
 
 
 def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: int = DEFAULT_TOKENS) -> Inspection:
@@ -322,7 +316,7 @@ def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: i
         source = load_model(model)
     plan = _planned(run, source, (), checked_options({"scope": scope, "gate": gate}), None)
     accounting = account(plan, tokens)
-    return Inspection(run.finish(planned_report(name_of(model), source, plan)), accounting)
+    return Inspection(**vars(run.finish(planned_report(name_of(model), source, plan))), accounting=accounting)
 
 
 # -- a folder ----------------------------------------------------------------------------------------------------------

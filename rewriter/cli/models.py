@@ -189,9 +189,9 @@ def inspect(model: Path, *, tokens: int, report: Path | None) -> int:
 def _show(console: "Console", found: "rewriter.Inspection") -> None:
     from rewriter.report.sections import block_parts
 
-    for part in block_parts(found.report):
+    for part in block_parts(found):
         console.part(part)
-    for note in found.report.notes:
+    for note in found.notes:
         console.line(f"note: {note}", "yellow")
     accounting = found.accounting
     if accounting.blocks:
@@ -207,11 +207,11 @@ def _show(console: "Console", found: "rewriter.Inspection") -> None:
     counts = (f"{count:,} {kind}" for kind, count in accounting.operators.items())
     console.line(f"operators once converted: {', '.join(counts)}")
     console.line(f"purity once converted, nonlinearities that remain: {accounting.purity}")
-    made = Counter(row.activation for row in found.report.left if row.reason == ALREADY)
+    made = Counter(row.activation for row in found.left if row.reason == ALREADY)
     for activation, count in made.most_common():
         console.line(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}")
-    if not found.report.converted:
-        console.verdict(found.report)
+    if not found.converted:
+        console.verdict(found)
 
 
 def _forms(accounting: "Accounting") -> "Table":
