@@ -22,7 +22,6 @@ from rewriter.errors import UsageError
 from rewriter.text import quoted
 
 FOLDER = ".folder"  # suffix of the hidden name of a folder
-CHUNK = 8 * 2**20
 
 _ADVICE = {
     errno.ENOSPC: "free some space, or choose an output on another disk",

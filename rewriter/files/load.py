@@ -13,7 +13,6 @@ onnx's checker sees names, operators and small attributes, no types and no weigh
 """
 
 import difflib
-import itertools
 import math
 import os
 import secrets
@@ -369,18 +368,10 @@ _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _EMPTY_TENSOR = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
 _SPARSE = onnx.SparseTensorProto(values=_EMPTY_TENSOR, indices=_INDICES, dims=[1])
-_PLACEHOLDERS: dict[str, Any] = {  # in outlines, of values that may be large or not UTF-8; tensors are checked here
-    "t": _EMPTY_TENSOR,
-    "tensors": [_EMPTY_TENSOR],
-    "sparse_tensor": _SPARSE,
-    "tp": _TYPE,
-    **dict.fromkeys(("sparse_tensors", "type_protos"), ()),
-    "doc_string": "",
-}
-
+# In outlines, of values that may be large or not UTF-8; tensors are checked here.
+_PLACEHOLDERS: dict[str, Any] = {"t": _EMPTY_TENSOR, "tensors": [_EMPTY_TENSOR], "sparse_tensor": _SPARSE, "tp": _TYPE}
+_PLACEHOLDERS |= {"sparse_tensors": (), "type_protos": (), "doc_string": ""}
 _OTHER_DOMAIN = "other"  # of the operators without a schema in an outline
-_UNUSED_NAME, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
-"""Prefix of names for outputs without one, which no model reads; onnx's checker requires a name for each."""
 
 
 def check_structure(model: onnx.ModelProto) -> None:
@@ -482,8 +473,9 @@ def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
 def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     schema = _schema(node, opset)
     made = onnx.NodeProto(op_type=node.op_type, name=node.name, input=node.input)
+    # onnx's checker requires a name for each output; no model reads these.
     outputs = [*node.output] or [""] * (schema is None)
-    made.output.extend(name or f"{_UNUSED_NAME} {next(_COUNT)}" for name in outputs)
+    made.output.extend(name or f"unread {secrets.token_hex(8)}" for name in outputs)
     if schema is None:
         made.domain = _OTHER_DOMAIN
         for place, (_, graph) in enumerate(subgraphs(node)):

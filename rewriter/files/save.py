@@ -24,7 +24,7 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.atomic import CHUNK, check_directory, hidden, os_errors, sweep, sync_directory
+from rewriter.files.atomic import check_directory, hidden, os_errors, sweep, sync_directory
 from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, as_stored, collect_external, external_bytes
 from rewriter.files.tensors import ExternalRef, inlined, open_inside, read_external
 from rewriter.graph.walk import is_external, iter_tensors
@@ -165,7 +165,7 @@ def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
         with hidden(out, ".data") as (temporary, handle):
             data.seek(0)
             with os.fdopen(handle, "wb", closefd=False) as file:
-                shutil.copyfileobj(data, file, CHUNK)
+                shutil.copyfileobj(data, file)
             if sha256_of(temporary) != digest:
                 raise UsageError("the weights of the model changed while they were copied; run again")
             os.fsync(handle)
