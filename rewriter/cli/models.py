@@ -339,14 +339,14 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     one is not certified, its optimisers are disabled one at a time, and the one at fault is named.
     """
     from rewriter.report.report import read_certificate
-    from rewriter.report.sections import at_levels, certified
+    from rewriter.report.sections import certified
 
     if rewritten is None:
         if check is not None:
             raise UsageError("--check is for two models; name the rewritten one, too")
 
         def show_levels(console: "Console", found: "rewriter.RuntimeCertification") -> None:
-            console.result(found, at_levels(found), sum(each.certificate.seconds for each in found.levels))
+            console.result(found, certified(found), sum(each.certificate.seconds for each in found.levels))
 
         return carried_out(report, lambda told: rewriter.certify(original, progress=told, **options), show_levels)
     stated = None if check is None else read_certificate(check)

@@ -73,10 +73,9 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
             own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
             references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
             if references and source.base_dir is not None and not _is_same_file(out.parent, source.base_dir):
-                for ref in references:
-                    if ref.location not in locations:
-                        with open_inside(source.base_dir, ref.location, ref.tensor) as data:
-                            locations[ref.location] = _place(data, out, made).name
+                for ref in {each.location: each for each in references}.values():
+                    with open_inside(source.base_dir, ref.location, ref.tensor) as data:
+                        locations[ref.location] = _place(data, out, made).name
                 with os_errors("sync", out.parent):
                     sync_directory(out.parent)
             length, pieces = _serialise(proto, locations, own, source)

@@ -363,23 +363,20 @@ def compared(found: Comparison, *, verbose: bool = False) -> Parts:
     yield from ((f"note: {note}", "yellow") for note in found.notes)
 
 
-def certified(found: Certification) -> Parts:
-    """A certificate of two models."""
-    certificate = found.certificate
-    if found.wrong is None:
+def certified(found: Certification | RuntimeCertification) -> Parts:
+    """The certificate of two models, or those of the files that onnxruntime makes of one."""
+    if isinstance(found, RuntimeCertification):
+        for each in found.levels:
+            yield f"level {each.level}: {loud(each.verdict)}, {found.nodes:,} -> {each.nodes:,} nodes", ""
+            yield from _certificate(each.certificate)
+    elif found.wrong is None:
+        certificate = found.certificate
         if certificate.regions:
             yield region_table(certificate), ""
         if certificate.certified:
             yield f"assumed: {'; '.join(certificate.assumed)}", ""
             yield f"not claimed: {'; '.join(certificate.not_claimed)}", ""
         yield from _certificate(certificate)
-
-
-def at_levels(found: RuntimeCertification) -> Parts:
-    """The certificates of the files of onnxruntime."""
-    for each in found.levels:
-        yield f"level {each.level}: {loud(each.verdict)}, {found.nodes:,} -> {each.nodes:,} nodes", ""
-        yield from _certificate(each.certificate)
 
 
 def _certificate(certificate: Certificate) -> Parts:
