@@ -329,8 +329,7 @@ def _folder(
     dry_run: bool,
 ) -> FolderReport:  # fmt: skip
     """Convert every ONNX file of a folder by `alone`, and copy the others; `unfit` are options for one model only."""
-    one = next((name for name, given in unfit.items() if given), None)
-    if one is not None:
+    if one := next((name for name, given in unfit.items() if given), ""):
         raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
     if out is None and not dry_run:
         raise UsageError("a folder needs an output; pass one, or --dry-run")

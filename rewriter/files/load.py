@@ -429,22 +429,21 @@ def _check_opsets(model: onnx.ModelProto) -> None:
             raise malformed(f"the operator set of domain {quoted(domain)} is named twice or has no version")
 
 
-def sort_main_graph(model: onnx.ModelProto) -> bool:
-    """Sort the main graph in place and return whether that moved anything. Raises ModelError for a cycle."""
+def sort_main_graph(model: onnx.ModelProto) -> None:
+    """Sort the main graph in place. Raises ModelError for a cycle."""
     # ONNX requires the order, but onnxruntime loads unsorted graphs, and its float16 converter writes them.
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     read = ({producer[name] for name in reads(node) if name in producer} for node in nodes)
     sources = {index: sorted(each) for index, each in enumerate(read)}
     if all(source < index for index, each in sources.items() for source in each):
-        return False
+        return
     try:
         order = list(TopologicalSorter(sources).static_order())
     except CycleError as error:
         looping = _title(nodes[error.args[1][0]])
         raise malformed(f"the graph has a cycle through {looping}, so it has no meaning") from error
     set_nodes(model.graph, [nodes[index] for index in order])
-    return True
 
 
 def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
