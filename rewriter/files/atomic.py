@@ -119,7 +119,7 @@ def atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(handle)
         os.replace(temporary, path)  # noqa: PTH105 - the name says what happens, Path.replace does not
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -127,14 +127,14 @@ def write_text(path: Path, text: str) -> None:
     atomically(path, lambda file: file.write(text.encode("utf-8")))
 
 
-def sync_directory(directory: Path) -> None:
-    """Make renames in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make a file durable, or the names in a directory."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
         # Some network and FUSE file systems cannot sync a directory. The rename itself was atomic.
-        if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
+        if not path.is_dir() or error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
             raise
     finally:
         os.close(handle)
@@ -188,12 +188,9 @@ def copied_folder(source: Path, files: Sequence[Path], out: Path) -> Iterator[Pa
 def publish(staged: Path, out: Path) -> None:
     """Give a staged folder its name, atomically and durably. Raises UsageError if the name was taken meanwhile."""
     with os_errors("rename to", out):
-        for folder, _, names in os.walk(staged):
-            for path in (Path(folder, name) for name in names):
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-            sync_directory(Path(folder))
+        for path in (staged, *staged.rglob("*")):
+            sync(path)
         if os.path.lexists(out):  # a rename would replace an empty folder
             raise UsageError(f"{quoted(out)} exists by now; choose another output and run again")
         os.rename(staged, out)  # noqa: PTH104 - Path.rename replaces files on some systems, and says less
-        sync_directory(out.absolute().parent)
+        sync(out.absolute().parent)

@@ -24,7 +24,7 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.atomic import check_directory, hidden, os_errors, sweep, sync_directory
+from rewriter.files.atomic import check_directory, hidden, os_errors, sweep, sync
 from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, as_stored, collect_external, external_bytes
 from rewriter.files.tensors import ExternalRef, inlined, open_inside, read_external
 from rewriter.graph.walk import is_external, iter_tensors
@@ -63,7 +63,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
                 raise UsageError(f"{quoted(placed)} was removed before the output was complete; run again")
         with os_errors("rename to", out):
             os.replace(path, out)  # noqa: PTH105 - the name says what happens, Path.replace does not
-            sync_directory(out.parent)
+            sync(out.parent)
 
     with hidden(out, ".onnx") as (path, handle):
         try:
@@ -77,7 +77,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
                     with open_inside(source.base_dir, ref.location, ref.tensor) as data:
                         locations[ref.location] = _place(data, out, made).name
                 with os_errors("sync", out.parent):
-                    sync_directory(out.parent)
+                    sync(out.parent)
             length, pieces = _serialise(proto, locations, own, source)
             with os_errors("write", out):
                 with os.fdopen(handle, "wb", closefd=False) as file:
