@@ -364,8 +364,7 @@ def _folder(
             models[str(name)] = report
             if not report:
                 return FolderReport.of(str(source), "", models)
-        others = tuple(str(path) for path in files if path not in names)
-        result = FolderReport.of(str(source), str(out), models, others)
+        result = FolderReport.of(str(source), str(out), models, tuple(str(path) for path in files if path not in names))
         result.write(staged / REPORT)
         publish(staged, out)
     return result

@@ -551,8 +551,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
             fault = f"local functions call each other more than {MAX_CALLS} deep, which onnxruntime does not load"
             raise ModelError(f"{fault}; export the model without functions")
         inlined[key] = len(functions[key].node) + sum(inlined[callee] * n for callee, n in calls[key].items())
-    main = _calls(model.graph.node, functions)
-    if sum(inlined[callee] * n for callee, n in main.items()) > MAX_INLINED:
+    if sum(inlined[callee] * n for callee, n in _calls(model.graph.node, functions).items()) > MAX_INLINED:
         fault = f"inlining the local functions of this model yields more than {MAX_INLINED:,} nodes"
         raise ModelError(f"{fault}; export it without functions")
 
