@@ -1,11 +1,17 @@
+"""The rows of all tables beside onnxruntime and onnx, in a field, and beside what defines them."""
+
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import inliner, shape_inference
 
+from tests.rewriter.evaluate import test_attention_rows as attention
+from tests.rewriter.evaluate import test_products as products
+from tests.rewriter.evaluate import test_quantised_rows as quantised
 from tests.rewriter.evaluate import test_reductions as reductions
 from tests.rewriter.evaluate import test_scalar as arithmetic
+from tests.rewriter.evaluate.judged import Case, assert_judged, assert_same_in_field, written
 from tests.rewriter.evaluate.single import (
     assert_as_others,
     assert_equal_in_both,
@@ -70,3 +76,18 @@ def test_rational_rows_in_the_field(operator: str, shapes: list[Any], given: dic
     stated = settings(given)
     stated.pop("without", None)
     assert_equal_in_both(*single(operator, drawn(shapes, 4), **stated))
+
+
+@pytest.mark.parametrize("case", [*attention.CASES, *products.CASES, *quantised.CASES], ids=str)
+def test_rows_agree_with_their_judges(case: Case) -> None:
+    assert_judged(case)
+
+
+@pytest.mark.parametrize("case", [*products.RATIONAL, *quantised.RATIONAL], ids=str)
+def test_rational_cases_in_the_field(case: Case) -> None:
+    assert_equal_in_both(*case.made, case.quantised)
+
+
+@pytest.mark.parametrize(("case", "text"), [*attention.PARTS, *products.PARTS, *quantised.PARTS], ids=str)
+def test_a_fused_operator_is_its_parts(case: Case, text: str) -> None:
+    assert_same_in_field(case, written(case, text, opset=23))
