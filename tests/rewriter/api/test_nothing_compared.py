@@ -8,12 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter import ExitStatus, UsageError, ValidationError, diff, validate
-from rewriter.cli import run
 from tests.changes import becomes, changed, maker
 from tests.conftest import Ran
 from tests.textmodels import text_model
-
-Capture = pytest.CaptureFixture[str]
 
 NONE = "zero = Constant<value_ints=[0]>() "
 SECOND = "float[a, b, 4] other"
@@ -110,9 +107,7 @@ def test_no_case_that_the_original_accepts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["validate", "diff"])
-def test_the_command_line_says_so(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Ran, capsys: Capture
-) -> None:
+def test_the_command_line_says_so(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "180")
     for name, model in {"nan": INCOMPARABLE["NaN"][0], "two": INCOMPARABLE["one of two"][0], "same": SAME}.items():
@@ -123,5 +118,5 @@ def test_the_command_line_says_so(
     assert not any(character.isdigit() for character in row), "no numbers to report"
     assert "not every output could be compared" in ran(1, [command, "two.onnx", "two.onnx"]).out
     given(Path("given.npz"), x=filled(0, 3, 4))
-    assert run([command, "same.onnx", "same.onnx", "--inputs", "given.npz"]) == 1
-    assert "same.onnx: nothing could be compared" in capsys.readouterr().out
+    text = ran(1, [command, "same.onnx", "same.onnx", "--inputs", "given.npz"]).out
+    assert "same.onnx: nothing could be compared" in text

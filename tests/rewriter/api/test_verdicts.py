@@ -7,12 +7,8 @@ import pytest
 
 from rewriter import ExitStatus, diff, rewrite, validate
 from tests.cases import departed, proved
-from tests.passes.test_record import claiming
+from tests.passes.test_record import claiming, made
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
-
-
-def heads(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
-    return rewrite(model, validate=False, **options).rewritten
 
 
 def longer(limit: int) -> str:
@@ -55,7 +51,7 @@ def test_an_accuracy_is_the_users_and_not_the_plans() -> None:
 
 def test_a_plan_is_never_believed() -> None:
     model = mlp(SILU)
-    good, wrong = heads(model), heads(mlp("h = Relu(y)"))
+    good, wrong = made(model), made(mlp("h = Relu(y)"))
     assert validate(model, wrong).verdict == "different"
     assert validate(model, claiming(wrong, "block['program']['max_error'] = (100.0).hex()")).verdict == "different"
     assert validate(model, claiming(wrong, "plan['blocks'].clear()")).verdict == "different"
@@ -64,7 +60,7 @@ def test_a_plan_is_never_believed() -> None:
 
 def test_odd_plans_are_noted() -> None:
     model = mlp(SILU)
-    good = heads(model)
+    good = made(model)
     found = validate(model, claiming(good, "plan['version'] = 99"))
     assert found.notes[0].startswith("the plan in the metadata of the second model is ignored: ")
     assert found.same

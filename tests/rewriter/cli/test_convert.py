@@ -28,10 +28,9 @@ def last_line(text: str) -> str:
     return text.rstrip("\n").rpartition("\n")[2]
 
 
-def test_0_converted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["model.onnx", "-o", "out.onnx", "-v"]) == 0
+def test_0_converted(folder: Path, ran: Ran) -> None:
+    out, err = ran(0, ["model.onnx", "-o", "out.onnx", "-v"])
     assert names(folder) == {"model.onnx", "out.onnx"}
-    out, err = capsys.readouterr()
     assert err == ""
     assert [line for line in out.splitlines() if line != line.rstrip()] == []
     for part in (
@@ -110,10 +109,10 @@ def test_certificate_only(folder: Path, ran: Ran) -> None:
     ],
 )
 def test_certificate_only_with_other_options(
-    arguments: list[str], status: int, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], status: int, message: str, folder: Path, ran: Ran
 ) -> None:
-    assert run(["model.onnx", "-o", "out.onnx", "--certificate-only", *arguments]) == status
-    assert message in " ".join("".join(capsys.readouterr()).split())
+    printed = ran(status, ["model.onnx", "-o", "out.onnx", "--certificate-only", *arguments])
+    assert message in " ".join("".join(printed).split())
     assert (folder / "out.onnx").exists() is (status == 0 and "--dry-run" not in arguments)
 
 
@@ -170,11 +169,10 @@ def test_2_usage(folder: Path, arguments: list[str], message: str, ran: Ran) -> 
     assert (folder / "model.onnx").read_bytes() == before
 
 
-def test_3_nothing_to_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_3_nothing_to_convert(folder: Path, ran: Ran) -> None:
     onnx.save(mlp("r = Relu(y) h = Sin(r)"), folder / "model.onnx")
-    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--option", "fit=false"]) == 3
+    out = ran(3, ["model.onnx", "-o", "out.onnx", "--report", "report.json", "--option", "fit=false"]).out
     assert names(folder) == {"model.onnx", "report.json"}
-    out = capsys.readouterr().out
     assert "no known activation; the nearest" in out
     assert re.fullmatch(r"NOTHING TO CONVERT  in \S*model\.onnx: 1 candidate left", last_line(out))
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -207,7 +205,7 @@ def test_5_no_such_provider(folder: Path, ran: Ran, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_ends_a_run_while_the_saved_file_is_proved(
-    error: type[BaseException], status: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    error: type[BaseException], status: int, said: str, folder: Path, ran: Ran
 ) -> None:
     def ended(*_: Any, **__: Any) -> None:
         assert any(path.name.startswith(".rewrite-") for path in folder.iterdir())
@@ -215,31 +213,28 @@ def test_what_ends_a_run_while_the_saved_file_is_proved(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{rewrite.__module__}.Judge", ended)
-        assert run(["model.onnx", "-o", "out.onnx"]) == status
-    assert capsys.readouterr().err.lstrip().startswith(said)
+        assert ran(status, ["model.onnx", "-o", "out.onnx"]).err.lstrip().startswith(said)
     assert names(folder) == {"model.onnx"}
 
 
-def test_progress_on_a_terminal(
-    folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_on_a_terminal(folder: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
-    assert run(["model.onnx", "-o", "out.onnx"]) == 0
-    assert "running the" in capsys.readouterr().err  # the last step, which stays until the bar is taken away
+    shown = ran(0, ["model.onnx", "-o", "out.onnx"]).err
+    assert "running the" in shown  # the last step, which stays until the bar is taken away
     assert ran(0, ["model.onnx", "-o", "out.onnx", "--force", "-q"]).err == ""
 
 
-def test_own_inputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_inputs(folder: Path, ran: Ran) -> None:
     np.savez("mine.npz", **{"short/x": np.ones((1, 1, 4), np.float32), "long/x": np.ones((2, 9, 4), np.float32)})  # type: ignore[arg-type]
-    assert run(["model.onnx", "-o", "out.onnx", "--inputs", "mine.npz", "-v"]) == 0
-    assert "Inputs of the proof:\n  short\n  long\n" in capsys.readouterr().out
-    assert run(["model.onnx", "-o", "out.onnx", "--force", "--dim", "tokens=5", "--dim", "batch=2", "-v"]) == 0
-    assert re.search(r"Inputs of the proof:\n  .*values 1\n  .*values 2\n", capsys.readouterr().out)
+    out = ran(0, ["model.onnx", "-o", "out.onnx", "--inputs", "mine.npz", "-v"]).out
+    assert "Inputs of the proof:\n  short\n  long\n" in out
+    out = ran(0, ["model.onnx", "-o", "out.onnx", "--force", "--dim", "tokens=5", "--dim", "batch=2", "-v"]).out
+    assert re.search(r"Inputs of the proof:\n  .*values 1\n  .*values 2\n", out)
 
 
 @pytest.mark.slow
-def test_inputs_that_the_model_rejects(folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_that_the_model_rejects(folder: Path, ran: Ran) -> None:
     """Some of them are one line, with the reasons behind -v; all of them are a usage error that names the token."""
     ids, mask = np.array([[1, 2, 99_999]]), np.ones((1, 3), np.int64)
     good = {"good/input_ids": np.minimum(ids, 3), "good/attention_mask": mask}
@@ -251,10 +246,10 @@ def test_inputs_that_the_model_rejects(folder: Path, ran: Ran, capsys: pytest.Ca
     out = ran(0, [model, "-o", "out.onnx", "--inputs", "some.npz"]).out
     assert "1 of 2 inputs skipped, which the original rejects (bad); -v says why" in out
     assert "99999" not in out
-    assert run(["validate", model, "out.onnx", "--inputs", "some.npz", "-v"]) == 0
-    assert f"input skipped, because the original rejects it: bad: {reason}" in capsys.readouterr().out
-    assert run([model, "-o", "new.onnx", "--inputs", "all.npz"]) == 2
-    assert f"all.npz: the original model runs on none of these inputs: bad: {reason}" in capsys.readouterr().err
+    out = ran(0, ["validate", model, "out.onnx", "--inputs", "some.npz", "-v"]).out
+    assert f"input skipped, because the original rejects it: bad: {reason}" in out
+    error = ran(2, [model, "-o", "new.onnx", "--inputs", "all.npz"]).err
+    assert f"all.npz: the original model runs on none of these inputs: bad: {reason}" in error
 
 
 def test_version_and_help(ran: Ran) -> None:

@@ -12,7 +12,6 @@ from onnxruntime.quantization import quantize_dynamic
 
 from rewriter import ModelError, Text, attribute, attribution_graph, compositions, head_tokens, run_with_cache, why
 from rewriter import heads as index_of
-from rewriter.cli import run
 from tests.committed import FOLDER, feeds
 from tests.conftest import Ran
 from tests.textmodels import SILU, mlp, word_tokenizer
@@ -275,7 +274,7 @@ METADATA = {"slug", "scan", "transcoder_list", "prompt_tokens", "prompt", "node_
 
 
 @pytest.mark.slow
-def test_file_of_the_graph(folder: Path, ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_of_the_graph(folder: Path, ran: Ran) -> None:
     lines = told(ran, "graph", *LOGIT, "-o", "graph.json").splitlines()
     data = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     assert {*data} == {"metadata", "qParams", "nodes", "links", "qk_only_nodes"}
@@ -335,8 +334,8 @@ def test_file_of_the_graph(folder: Path, ran: Ran, capsys: pytest.CaptureFixture
     assert lines[3].startswith(f"scores of {len(found.why)} heads, as sums over pairs of nodes: off by ")
     # It is kept.
     before = (folder / "graph.json").read_bytes()
-    assert run(["graph", str(MODEL), *LOGIT, "-o", "graph.json"]) == 2
-    assert "exists; remove it, or choose another output" in capsys.readouterr().err
+    error = ran(2, ["graph", str(MODEL), *LOGIT, "-o", "graph.json"]).err
+    assert "exists; remove it, or choose another output" in error
     assert (folder / "graph.json").read_bytes() == before
 
 
@@ -350,7 +349,7 @@ def test_graph_of_a_text(tokenizer: Path, folder: Path, ran: Ran) -> None:
     assert logit["clerp"].startswith('Output "word2" - "cat" (p=')
     assert {node["node_id"] for node in made["nodes"]} >= {"E_0_0", "E_1_1", "E_2_2"}
     before = tokenizer.read_bytes()
-    assert run(["graph", str(MODEL), *text, "-o", str(tokenizer)]) == 2
+    ran(2, ["graph", str(MODEL), *text, "-o", str(tokenizer)])
     assert tokenizer.read_bytes() == before
 
 

@@ -8,12 +8,9 @@ import onnx
 import pytest
 
 from rewriter import rewrite
-from rewriter.cli import run
 from tests.changes import change_values, weight
 from tests.conftest import Ran
 from tests.textmodels import SILU, mlp, text_model
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +49,12 @@ def test_validate_a_wrong_model(ran: Ran) -> None:
 
 
 @pytest.mark.slow
-def test_tolerances(ran: Ran, capsys: Capture) -> None:
+def test_tolerances(ran: Ran) -> None:
     for option, value, number in (("atol", "x", "'x'"), ("rtol", "-1", "-1.0")):
-        assert run(["validate", "a.onnx", "b.onnx", f"--{option}", value]) == 2
-        assert f"{option} is {number}; it must be a number of at least 0" in capsys.readouterr().err
-    assert run(["validate", "a.onnx", "bad.onnx", "--atol", "1"]) == 0, "a tolerance takes the place of the rule"
-    assert capsys.readouterr().out.splitlines()[-1].startswith("AGREES  ")
+        error = ran(2, ["validate", "a.onnx", "b.onnx", f"--{option}", value]).err
+        assert f"{option} is {number}; it must be a number of at least 0" in error
+    text = ran(0, ["validate", "a.onnx", "bad.onnx", "--atol", "1"]).out
+    assert text.splitlines()[-1].startswith("AGREES  "), "a tolerance takes the place of the rule"
     assert "the tolerance given" in ran(0, ["validate", "a.onnx", "a.onnx", "--atol", "0", "--rtol", "0"]).out
     assert "exceeds atol 1e-12, rtol 0 by" in ran(1, ["validate", "a.onnx", "b.onnx", "--atol", "1e-12"]).out
 
@@ -107,8 +104,8 @@ def test_an_unknown_dimension(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize("option", ["--report", "--json"])
-def test_report(capsys: Capture, option: str) -> None:
-    assert run(["validate", "a.onnx", "b.onnx", option, "r.json"]) == 0
+def test_report(ran: Ran, option: str) -> None:
+    ran(0, ["validate", "a.onnx", "b.onnx", option, "r.json"])
     data = json.loads(Path("r.json").read_text(encoding="utf-8"))
     assert (data["version"], data["a"], data["b"], data["verdict"]) == (1, "a.onnx", "b.onnx", "certified")
 

@@ -16,17 +16,11 @@ from tests.cases import plant
 from tests.conftest import Ran
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def last_line(capsys: Capture) -> str:
-    return capsys.readouterr().out.splitlines()[-1]
 
 
 def folded(epsilon: float = 1e-5) -> tuple[onnx.ModelProto, onnx.ModelProto]:
@@ -40,19 +34,18 @@ def folded(epsilon: float = 1e-5) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     return one, text_model(f"{body} out = Abs(second)", constants={"b1": total})
 
 
-def test_a_constant_that_was_folded_is_certified(capsys: Capture) -> None:
+def test_a_constant_that_was_folded_is_certified(ran: Ran) -> None:
     for name, model in zip("ab", folded(), strict=True):
         onnx.save(model, f"{name}.onnx")
     x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
     outputs = [onnxruntime.InferenceSession(f"{name}.onnx").run(None, {"x": x})[0] for name in "ab"]
     assert np.array_equal(*outputs), "the premise: equal bit for bit"
     for command in ("validate", "certify"):
-        assert run([command, "a.onnx", "b.onnx"]) == 0
-        assert last_line(capsys).startswith("CERTIFIED  b.onnx ")
+        assert ran(0, [command, "a.onnx", "b.onnx"]).out.splitlines()[-1].startswith("CERTIFIED  b.onnx ")
 
 
 @pytest.mark.parametrize("what", ["weight", "epsilon"])
-def test_what_is_wrong_differs_on_an_input_that_is_named(what: str, capsys: Capture) -> None:
+def test_what_is_wrong_differs_on_an_input_that_is_named(what: str) -> None:
     a, b = folded()[0], folded(0.1)[0] if what == "epsilon" else changes.copied(folded()[0])
     if what == "weight":
         changes.change_values(changes.weight(b, "W2"), "v[0, 0] += 1e-3")
@@ -95,13 +88,10 @@ SOFTSIGN = "a = Abs(y) p = Add(a, $1.0) h = Div(y, p)"
     [(GATE, 508.0, []), (SOFTSIGN, 32.0, ["--option", "domain=32"])],
     ids=["swiglu", "softsign"],
 )
-def test_where_a_domain_holds_every_verdict_says_so(
-    body: str, domain: float, options: list[str], ran: Ran, capsys: Capture
-) -> None:
+def test_where_a_domain_holds_every_verdict_says_so(body: str, domain: float, options: list[str], ran: Ran) -> None:
     onnx.save(mlp(body), "a.onnx")
-    assert run(["a.onnx", "-o", "b.onnx", "--html", "p.html", "--report", "r.json", "-v", *options]) == 0
+    out = ran(0, ["a.onnx", "-o", "b.onnx", "--html", "p.html", "--report", "r.json", "-v", *options]).out
     where = f"for |pre-activation| <= {domain:g}"
-    out = capsys.readouterr().out
     assert f"certified {where}, run on cpu" in out.splitlines()[-1]
     assert f"proved    {where} and every size" in out
     assert f"Certified {where}" in out

@@ -57,6 +57,13 @@ CASES: Mapping[str, tuple[str, str, str, set[tuple[int, ...]]]] = {
     "frames of a prime number of samples": (
         "float[batch, samples] x", "y = Reshape(x, s)", "int64[3] s = {0, -1, 1009}", {(1, 4036), (3, 4036), (1, 2018)},
     ),
+    # One token fits positions of any length, by broadcasting; more is tried.
+    "positions of which a single token fits any": (
+        "float[batch, sequence, 4] x", "y = Add(x, p)", "float[1, 60, 4] p",
+        {(1, 1, 4), (1, 60, 4), (3, 60, 4)},
+    ),
+    # Where only single rows run, few cases are not only a single token.
+    "one row": ("float[batch, sequence, 4] x", "y = Concat<axis=1>(e, x)", "float[1, 2, 4] e", {(1, 17, 4)}),
     "features": ("float[batch, some, more] x", "y = Add(x, p)", "float[6] p", {(1, 17, 6), (3, 17, 6)}),
 }  # fmt: skip
 
@@ -85,13 +92,6 @@ def test_a_limit_leaves_several_sizes() -> None:
     assert max(lengths) <= 16
 
 
-def test_a_single_token_is_not_enough() -> None:
-    """One token fits positions of any length, by broadcasting; more is tried."""
-    model = model_of("g (float[batch, sequence, 4] x) => (float y) <float[1, 60, 4] p> { y = Add(x, p) }")
-    shapes = {run.feeds["x"].shape for run in accepted(model).cases}
-    assert {(1, 1, 4), (1, 60, 4), (3, 60, 4)} <= shapes
-
-
 def test_no_inputs_of_gigabytes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few tokens: each may have many features."""
     tried, case = [0], Maker.case
@@ -106,12 +106,6 @@ def test_no_inputs_of_gigabytes_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
     accepted(
         model_of(text + "{ s = Shape(x) n = Slice(s, one, two) f = Cast<to=1>(n) e = Expand(f, n) y = Add(e, p) }")
     )
-
-
-def test_one_row() -> None:
-    """Where only single rows run, few cases are not only a single token."""
-    model = model_of("g (float[batch, sequence, 4] x) => (float y) <float[1, 2, 4] e> { y = Concat<axis=1>(e, x) }")
-    assert (1, 17, 4) in {run.feeds["x"].shape for run in accepted(model, few=True).cases}
 
 
 def test_what_no_size_satisfies() -> None:

@@ -10,6 +10,7 @@ from rewriter import ExitStatus, Report, UsageError, ValidationError, rewrite
 from rewriter.ort import open_session
 from tests.cases import plant
 from tests.changes import add_weight, insert, maker, rename
+from tests.passes.test_apply import TWO_BLOCKS
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
 EACH = pytest.mark.parametrize("form", ["compact", "masked"])
@@ -59,11 +60,7 @@ def test_every_tensor_passes(form: str, text: str, first: str) -> None:
 
 
 def test_a_glob_chooses_blocks() -> None:
-    model = text_model(
-        f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) z = Add(second, x) "
-        "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
-    )
-    report = exposing(model, "compact", "pattern:*_2", "q:mlp")
+    report = exposing(text_model(TWO_BLOCKS), "compact", "pattern:*_2", "q:mlp")
     names = [value.name for value in report.rewritten.graph.output]
     assert names == ["out", "mlp/heads/q", "mlp_2/heads/pattern"]
 
