@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tests.textmodels import SILU, tensor
+from tests.textmodels import SILU, integers, tensor
 
 MICROSOFT = {"com.microsoft": 1}
 
@@ -145,16 +145,14 @@ FIRSTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         "f = Reshape(x, flat) g = Gemm(f, W1, b1) y = Reshape(g, back)",
         "Gemm 4x8",
         {"inputs": "float[3, 5, 4] x", "outputs": "float[3, 5, 4] out",
-         "constants": {"flat": onnx.numpy_helper.from_array(np.array([-1, 4]), "flat"),
-                       "back": onnx.numpy_helper.from_array(np.array([3, 5, 8]), "back")}},
+         "constants": integers(flat=[-1, 4], back=[3, 5, 8])},
     ),
     (
         "reshape-gemm-reshape-live",
         ("i = Shape(x) j = Slice(i, zero, two) k = Concat<axis = 0>(j, eight) "
          "f = Reshape(x, flat) g = Gemm<transB = 1>(f, W1t, b1) y = Reshape(g, k)"),
         "Gemm 4x8",
-        {"constants": {name: onnx.numpy_helper.from_array(np.array(number), name)
-                       for name, number in (("flat", [-1, 4]), ("zero", [0]), ("two", [2]), ("eight", [8]))}},
+        {"constants": integers(flat=[-1, 4], zero=[0], two=[2], eight=[8])},
     ),
     ("lora", "m = MatMul(x, W1) a = MatMul(x, A1) b = MatMul(a, B1) y = Add(m, b)", "MatMul 4x8 + MatMul 2x8", {}),
     ("lora-scaled-and-biased",

@@ -61,7 +61,7 @@ def values(name: str) -> Array:
     return rng.normal(0.0, 1.5, shape)
 
 
-def tensor(name: str, array: Array | float, elem: str = "float") -> onnx.TensorProto:
+def tensor(name: str, array: Array | Sequence[float] | float, elem: str = "float") -> onnx.TensorProto:
     dtype = onnx.helper.tensor_dtype_to_np_dtype(ELEMENTS[elem])
     return onnx.numpy_helper.from_array(np.asarray(array).astype(dtype), name)
 
@@ -87,7 +87,7 @@ def text_model(
     opset: int = 17,
     ir: int = 8,
     domains: Mapping[str, int] | None = None,
-    constants: Mapping[str, Array | onnx.TensorProto] | None = None,
+    constants: Mapping[str, Array | Sequence[float] | onnx.TensorProto] | None = None,
     functions: str = "",
 ) -> onnx.ModelProto:
     """A model from the text of its nodes; `constants` adds weights, or takes the place of those of `SHAPES`."""

@@ -14,7 +14,7 @@ from tests.attention import Array
 from tests.cases import planned, run
 from tests.changes import copied, graphs, set_nodes
 from tests.errors import EMITTED, RATIO, Feeds, accurate, apart, correct, error_ratio, feeds_of
-from tests.textmodels import ELEMENTS, ERF_GELU, FIRST, SILU, mlp, text_model
+from tests.textmodels import ELEMENTS, ERF_GELU, FIRST, SECOND, SILU, mlp, text_model
 
 DOMAIN = "attnonly"
 ATTENTION = {"Add", "Cast", "Clip", "Constant", "Div", "Exp", "Gather", "Max", "Mul", "Neg", "Reciprocal", "Sub"}
@@ -224,32 +224,26 @@ def test_constants_of_the_region_go_and_shared_ones_stay() -> None:
     assert float(np.float32(1.702)) in [onnx.numpy_helper.to_array(t).tolist() for t in shared.graph.initializer]
 
 
+def beside(name: str) -> str:
+    return f"float[batch, tokens, 4] out, float[batch, tokens, 8] {name}"
+
+
 SHARED_INTERIORS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
-    ("graph-output", SILU, {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] s"}, "s"),
-    (
-        "another-consumer",
-        SILU,
-        {"second": "second = MatMul(h, W2) out = Add(second, b2) also = Neg(s)",
-         "outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] also"},
-        "also",
+    ("graph-output", SILU, {"outputs": beside("s")}, "s"),
+    *(
+        (name, SILU, {"second": f"{SECOND} also = {operator}(s)", "outputs": beside("also")}, "also")
+        for name, operator in (("another-consumer", "Neg"), ("softmax-of-the-interior", "Softmax"))
     ),
-    (
-        "softmax-of-the-interior",
-        SILU,
-        {"second": "second = MatMul(h, W2) out = Add(second, b2) also = Softmax(s)",
-         "outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] also"},
-        "also",
-    ),
-    ("gelu-erf", ERF_GELU, {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] e"}, "e"),
-    ("pre-activation", SILU, {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] y"}, "y"),
+    ("gelu-erf", ERF_GELU, {"outputs": beside("e")}, "e"),
+    ("pre-activation", SILU, {"outputs": beside("y")}, "y"),
     (
         "captured-by-a-branch",
         SILU,
-        {"second": "second = MatMul(h, W2) out = Add(second, b2) yes = Not(no) also = If (yes) "
+        {"second": f"{SECOND} yes = Not(no) also = If (yes) "
                    "<then_branch = a () => (float[batch, tokens, 8] p) { p = Neg(s) }, "
                    "else_branch = b () => (float[batch, tokens, 8] q) { q = Identity(s) }>",
          "constants": {"no": onnx.numpy_helper.from_array(np.array(False), "no")},
-         "outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] also"},
+         "outputs": beside("also")},
         "also",
     ),
 )  # fmt: skip
@@ -267,7 +261,7 @@ def test_shared_interior_keeps_its_value(text: str, options: dict[str, Any], sha
 
 
 def test_activation_output_keeps_its_name() -> None:
-    same(mlp(SILU, outputs="float[batch, tokens, 4] out, float[batch, tokens, 8] h"))
+    same(mlp(SILU, outputs=beside("h")))
 
 
 def test_captured_weights_and_activations_stay() -> None:

@@ -12,7 +12,7 @@ from passes.options import ALREADY, FormOptions, Options
 from passes.plan import KEY, make_plan, read_record
 from rewriter import heads, inspect
 from rewriter.interpret.index import HeadIndex
-from tests.changes import change_values, copied, weight
+from tests.changes import copied, run
 from tests.committed import FOLDER
 from tests.passes.test_record import claiming, made, masked
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp
@@ -182,21 +182,27 @@ def test_a_false_plan_is_ignored_with_a_note(change: str, reason: str) -> None:
     assert any("is ignored" in miss.reason for miss in index.missed)
 
 
-def test_gate_and_value_cannot_change_places() -> None:
-    model = made(FOLDER / "gated-decoder.onnx", form="compact")
-    swapped = claiming(model, "p = block['projections']; p['query'], p['value'] = p['value'], p['query']")
-    (note,) = make_plan(swapped, Options()).recognised.notes
-    assert OTHER in note
+SWAPPED = "p = block['projections']; p['query'], p['value'] = p['value'], p['query']"
+CONSTANT = "change_values(weight(model, 'mlp/heads/*'), 'v += 1')", "has other values than the heads of the plan"
+LEAKY = mlp("h = LeakyRelu<alpha = 0.1>(y)")
 
 
-@pytest.mark.parametrize("tensor", ["mlp/heads/self_value_factor", "mlp/heads/k_bias", "mlp/heads/forbidden"])
-def test_a_changed_constant_is_noticed(tensor: str) -> None:
-    form = {"mlp/heads/k_bias": "compact", "mlp/heads/forbidden": "masked"}.get(tensor, "local")
-    model = made(mlp("h = LeakyRelu<alpha = 0.1>(y)" if form == "local" else ERF_GELU), form=form)
-    assert len(already(model)) == 1
-    change_values(weight(model, "mlp/heads/*"), "v += 1")
-    (note,) = make_plan(model, Options()).recognised.notes
-    assert "has other values than the heads of the plan" in note
+@pytest.mark.parametrize(
+    ("original", "form", "change", "noted"),
+    [
+        (FOLDER / "gated-decoder.onnx", "compact", f'model = claiming(model, "{SWAPPED}")', OTHER),
+        (LEAKY, "local", *CONSTANT),
+        (mlp(ERF_GELU), "compact", *CONSTANT),
+        (mlp(ERF_GELU), "masked", *CONSTANT),
+        (mlp(SILU), "local", "model.functions[0].node[0].op_type = 'Neg'", "is another one"),
+    ],
+    ids=["gate-and-value", "self-value", "bias-of-keys", "forbidden", "function"],
+)
+def test_a_change_of_heads_or_plan_is_noted(original: Any, form: str, change: str, noted: str) -> None:
+    model = made(original, form=form)
+    assert len(already(model)) == (1 if isinstance(original, onnx.ModelProto) else 2)
+    (note,) = make_plan(run(change, model=model, claiming=claiming)["model"], Options()).recognised.notes
+    assert noted in note
 
 
 def test_an_unreadable_plan_is_no_plan() -> None:
@@ -219,14 +225,6 @@ def test_an_activation_is_no_head_because_the_file_says_so(text: str) -> None:
     (note,) = make_plan(model, Options()).recognised.notes
     assert OTHER in note
     assert already(model) == []
-
-
-def test_a_function_of_the_same_name_is_noticed() -> None:
-    model = made(mlp(SILU))
-    (function,) = model.functions
-    function.node[0].op_type = "Neg"
-    (note,) = make_plan(model, Options()).recognised.notes
-    assert "is another one" in note
 
 
 def test_weights_in_another_file_are_read(tmp_path: Any) -> None:

@@ -196,10 +196,6 @@ def test_gate_and_value_of_one_projection_are_parts_of_its_weight(first: str, fo
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-7)
 
 
-def test_every_second_channel_is_no_projection() -> None:
-    assert "use form compact or local" in refusal(stacked(STRIDED), "masked")
-
-
 CHANNELS = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
 OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("conv", {"first": "y = Conv(x, K1)", "second": "out = Conv(h, K2)", **CHANNELS}, "does not hold a plain matrix"),
@@ -297,16 +293,20 @@ def refusal(model: onnx.ModelProto, form: str, **options: Any) -> str:
     return plan.left[0].miss.reason
 
 
-@EACH_FORM
-def test_old_opsets_are_refused(form: str) -> None:
-    reason = refusal(mlp("h = Relu(y)", opset=10, ir=5), form)
-    assert f"form {form} needs opset 11, and the model has 10; convert the model to a newer opset first" in reason
+OLD = "needs opset 11, and the model has 10; convert the model to a newer opset first"
+MEMORY = "W_QK of 8193 positions takes 256 MB, more than 64 MB; lower --max-tokens"
+REFUSED: tuple[tuple[onnx.ModelProto, str, dict[str, Any], str], ...] = (
+    *((mlp("h = Relu(y)", opset=10, ir=5), form, {}, f"form {form} {OLD}") for form in SQUARE),
+    *((mlp(SILU), form, {"max_tokens": 8192}, MEMORY) for form in ("maskless", "staged")),
+    (stacked(STRIDED), "masked", {}, "use form compact or local"),  # every second channel is no projection
+)
 
 
-@pytest.mark.parametrize("form", ["maskless", "staged"])
-def test_position_forms_state_their_memory(form: str) -> None:
-    reason = refusal(mlp(SILU), form, max_tokens=8192)
-    assert "W_QK of 8193 positions takes 256 MB, more than 64 MB; lower --max-tokens" in reason
+@pytest.mark.parametrize(("model", "form", "options", "reason"), REFUSED)
+def test_what_a_form_does_not_take_is_refused(
+    model: onnx.ModelProto, form: str, options: dict[str, Any], reason: str
+) -> None:
+    assert reason in refusal(model, form, **options)
 
 
 @pytest.mark.parametrize("form", ["maskless", "staged"])

@@ -8,6 +8,7 @@ import pytest
 
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import all_views
+from tests.textmodels import text_model
 
 LARGE = 1024
 """Maximum number of elements of a constant that has a value."""
@@ -155,9 +156,7 @@ def test_a_default_that_the_caller_may_replace_has_no_value() -> None:
 
 
 def test_external_data_is_not_read() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out) { out = Add(x, w) }'
-    )
+    model = text_model("out = Add(x, w)")
     stub = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[2])
     stub.data_location = onnx.TensorProto.EXTERNAL
     stub.external_data.add(key="location", value="nowhere")

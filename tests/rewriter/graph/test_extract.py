@@ -7,6 +7,7 @@ from rewriter.graph.edit import Cut, between, bytes_of, extract, split, upstream
 from rewriter.graph.view import GraphView, all_views
 from rewriter.graph.walk import reads
 from tests.committed import FOLDER as MODELS
+from tests.textmodels import text_model
 
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -56,13 +57,9 @@ def test_between(inputs: list[str], outputs: list[str], expected: list[int]) -> 
 
 
 def test_constants_that_only_another_part_needs_are_left_out() -> None:
-    graph = all_views(
-        onnx.parser.parse_model(
-            '<ir_version: 9, opset_import: ["": 17]> g (float[4] x, float[4] other) => (float[4] out) '
-            "<float[4] c = {5, 6, 7, 8}> { k = Exp(c) side = Mul(other, k) h = Neg(x) out = Add(h, side) }"
-        )
-    )[0]
-    assert between(graph, ["x"], ["out"]) == [2, 3]
+    body = "k = Exp(c) side = Mul(other, k) h = Neg(x) out = Add(h, side)"
+    model = text_model(body, inputs="float[4] x, float[4] other", constants={"c": [5, 6, 7, 8]})
+    assert between(all_views(model)[0], ["x"], ["out"]) == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -120,10 +117,7 @@ def test_a_part_as_a_model() -> None:
 
 
 def test_inputs_of_unknown_type() -> None:
-    whole = onnx.parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 17, "custom": 2]> g (double[4] x) => (double[4] out) '
-        "{ odd = custom.Unheard(x) out = custom.Two(odd, x) }"
-    )
+    whole = text_model("odd = custom.Unheard(x) out = custom.Two(odd, x)", domains={"custom": 2}, elem="double")
     whole.graph.output[0].type.tensor_type.elem_type = 0
     part = extract(whole, all_views(whole)[0], Cut(("odd", "x"), ("out",), (1,)))
     assert [declared(value) for value in part.graph.input] == [("odd", 0, False), ("x", onnx.TensorProto.DOUBLE, False)]

@@ -6,25 +6,22 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import all_views, graph_at, holder_name
 from rewriter.graph.walk import all_graphs, reads, subgraphs
+from tests.textmodels import text_model
 
 
 def test_a_name_that_one_branch_defines_is_captured_by_the_other() -> None:
     """An initializer of a body may have the name of an outer tensor; the other body still reads that tensor."""
-    shape = "float[4]"
-    model = onnx.parser.parse_model(
-        f'<ir_version: 9, opset_import: ["": 17]> g ({shape} x, bool c) => ({shape} y) {{ t = Neg(x) '
-        f"y = If (c) <then_branch = a () => ({shape} p) <{shape} t = {{1, 2, 3, 4}}> {{ p = Abs(t) }}, "
-        f"else_branch = b () => ({shape} q) {{ q = Abs(t) }}> }}"
+    model = text_model(
+        "t = Neg(x) out = If (c) <then_branch = a () => (float[4] p) <float[4] t = {1, 2, 3, 4}> { p = Abs(t) }, "
+        "else_branch = b () => (float[4] q) { q = Abs(t) }>",
+        inputs="float[4] x, bool c",
     )
     assert reads(model.graph.node[1]) == ["c", "t"]
 
 
 def test_integers_are_folded_exactly() -> None:
     large = 2**63 - 1
-    model = onnx.parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 17]> g (float[1] x) => (float[1] y) '
-        f"{{ c = Constant<value_int = {large}>() i = Identity(c) n = Neg(c) y = Identity(x) }}"
-    )
+    model = text_model(f"c = Constant<value_int = {large}>() i = Identity(c) n = Neg(c) out = Identity(x)")
     constants = Constants(all_views(model)[0])
     assert [int(value) for name in ("i", "n") if (value := constants.value(name)) is not None] == [large, -large]
 
@@ -72,12 +69,8 @@ def test_an_index() -> None:
 
 
 def test_initializers_of_old_files_are_not_overridable() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 3, opset_import: ["": 17]> g (float[2] x, float[2] w) => (float[2] out) '
-        "<float[2] w = {1, 2}> { out = Mul(x, w) }"
-    )
-    assert all_views(model)[0].overridable == frozenset()
-    assert all_views(model)[0].inputs == ("x",)
+    (view,) = all_views(text_model("out = Mul(x, w)", inputs="float[2] x, float[2] w", constants={"w": [1, 2]}, ir=3))
+    assert (view.overridable, view.inputs) == (frozenset(), ("x",))
 
 
 def test_a_body_hides_names_around_it() -> None:
