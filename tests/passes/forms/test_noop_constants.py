@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.errors import NothingToConvertError, UsageError
-from rewriter.graph.walk import all_graphs
+from rewriter.graph.walk import iter_tensors
 from tests.spellings import SPELLINGS
 from tests.textmodels import mlp
 
@@ -22,12 +22,7 @@ ACTIVATIONS = {label.partition("(")[0]: text for _, label, text in reversed(SPEL
 
 def constants(model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Every float64 constant, in bodies and functions too: name and values."""
-    graphs = list(all_graphs(model.graph))
-    tensors = [tensor for graph in graphs for tensor in graph.initializer]
-    nodes = [node for graph in graphs for node in graph.node]
-    nodes += [node for function in model.functions for node in function.node]
-    tensors += [attribute.t for node in nodes for attribute in node.attribute if attribute.HasField("t")]
-    for tensor in tensors:
+    for tensor in iter_tensors(model):
         if tensor.data_type == onnx.TensorProto.DOUBLE:
             yield tensor.name, numpy_helper.to_array(tensor)
 

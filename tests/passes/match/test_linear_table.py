@@ -85,6 +85,11 @@ OPERATORS: tuple[tuple[str, LinearOperator], ...] = (
     ("y = com.microsoft.MatMulFpQ4(x, w, b)", operator("MatMulFpQ4", "x", "w", (4, 8))),
     ("y = com.microsoft.DynamicQuantizeMatMul(x, w, b)", operator("DynamicQuantizeMatMul", "x", "w", (4, 8))),
     ("y = com.microsoft.MatMulIntegerToFloat(x, w, b, b)", operator("MatMulIntegerToFloat", "x", "w", (4, 8))),
+    # A weight may come from an operator that type inference does not know.
+    ("w2 = custom.Decode(w) y = MatMul(x, w2)", operator("MatMul", "x", "w2", (None, None), node=1)),
+    ("w2 = custom.Decode(w) y = Conv(image, w2)",
+     operator("Conv ?", "image", "w2", (None, None), node=1, rowwise=False)),
+    ("w2 = Transpose(w) y = MatMul(x, w2)", operator("MatMul", "x", "w2", (8, 4), node=1)),
 )  # fmt: skip
 
 
@@ -151,13 +156,3 @@ def test_reasons(node: str, reason: str) -> None:
 )
 def test_other_nodes(node: str) -> None:
     assert recognised(node) is None
-
-
-def test_computed_weights_of_unknown_shape() -> None:
-    """A weight may come from an operator that type inference does not know."""
-    found = recognised("w2 = custom.Decode(w) y = MatMul(x, w2)")
-    assert found == operator("MatMul", "x", "w2", (None, None), node=1)
-    found = recognised("w2 = custom.Decode(w) y = Conv(image, w2)")
-    assert found == operator("Conv ?", "image", "w2", (None, None), node=1, rowwise=False)
-    found = recognised("w2 = Transpose(w) y = MatMul(x, w2)")
-    assert found == operator("MatMul", "x", "w2", (8, 4), node=1)

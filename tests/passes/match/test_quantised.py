@@ -16,7 +16,7 @@ from passes.plan import lower
 from rewriter import inspect, rewrite, validate
 from tests.cases import proved
 from tests.changes import copied, run
-from tests.textmodels import findings, mlp, only_left, tensor
+from tests.textmodels import findings, integers, mlp, only_left, tensor
 
 pytestmark = pytest.mark.sample(1)
 
@@ -38,8 +38,7 @@ CONSTANTS: dict[str, Any] = {
     "fine": np.array(0.0613),  # with powers of 2 many numbers are halfway between two integers
     **{name: onnx.numpy_helper.from_array(each.astype(np.int8), name) for name, each in INTEGERS.items()},
     "c1q": onnx.numpy_helper.from_array(np.arange(8, dtype=np.int32) - 3, "c1q"),
-    **{name: onnx.numpy_helper.from_array(np.array(each), name)
-       for name, each in {"shape": [0, 0, 8], "n0": [0], "n1": [1], "n2": [2], "end": [16]}.items()},
+    **integers(shape=[0, 0, 8], n0=[0], n1=[1], n2=[2], end=[16]),
 }  # fmt: skip
 
 

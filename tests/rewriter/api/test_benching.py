@@ -81,9 +81,8 @@ def test_every_model_has_a_turn_in_each_round(monkeypatch: pytest.MonkeyPatch) -
 
 def test_default_sizes() -> None:
     decoder, vision = FOLDER / "silu-decoder.onnx", FOLDER / "gelu-vision.onnx"
-    assert (
-        "sequence 64" in bench(decoder, decoder, providers="cpu").times[0].inputs
-    )  # as many as its table of positions
+    # As many as its table of positions.
+    assert "sequence 64" in bench(decoder, decoder, providers="cpu").times[0].inputs
     assert len(bench(vision, vision, providers="cpu").times) == 2
 
 

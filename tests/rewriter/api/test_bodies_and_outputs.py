@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from rewriter import ExitStatus, ValidationError, certify, diff, heads, inspect, rewrite, validate
-from tests.textmodels import text_model, values
+from tests.textmodels import integers, text_model, values
 
 IN = "float[batch, tokens, 4] x"
 C = f"{IN}, bool c"
@@ -221,10 +221,7 @@ RANK = (
 @pytest.mark.parametrize(("body", "declared"), [(MLP, "float[99, tokens, 4] out"), (RANK, OUT)], ids=["size", "rank"])
 def test_outputs_of_other_shapes_than_declared_are_run(body: str, declared: str) -> None:
     """onnxruntime refuses memory of such a shape for them."""
-    constants = {
-        "one": onnx.numpy_helper.from_array(np.array([1]), "one"),
-        "keep": onnx.numpy_helper.from_array(np.array([True] * 4), "keep"),
-    }
+    constants = {**integers(one=[1]), "keep": onnx.numpy_helper.from_array(np.array([True] * 4), "keep")}
     report = rewrite(text_model(body, outputs=declared, constants=constants))
     assert report.exit_status is ExitStatus.CONVERTED, report.problems
     assert any("1 output (out) of the original, when run: shape [" in note for note in report.validation.notes)

@@ -39,18 +39,17 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_a_broken_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "onnxruntime cannot be imported (no such library); pip install --force-reinstall"
+
     def broken() -> None:
-        raise ProviderError("onnxruntime cannot be imported (no such library); pip install --force-reinstall")
+        raise ProviderError(said)
 
     cpu, openvino = (next(each for each in PROVIDERS if each.name == name) for name in ("cpu", "openvino"))
     assert diagnosing._state(cpu) == (True, "")
     monkeypatch.setattr(diagnosing, "load_onnxruntime", lambda: SimpleNamespace(get_available_providers=list))
     assert diagnosing._state(openvino)[0] is False
     monkeypatch.setattr(diagnosing, "load_onnxruntime", broken)
-    assert diagnosing._state(cpu) == (
-        True,
-        "onnxruntime cannot be imported (no such library); pip install --force-reinstall",
-    )
+    assert diagnosing._state(cpu) == (True, said)
 
 
 def test_only_providers_that_are_used_unasked_are_problems(states: dict[str, tuple[bool, str]]) -> None:

@@ -55,10 +55,9 @@ def hostile(body: str, name: str) -> onnx.ModelProto:
         node.output[:] = [f"{each}{name}" for each in node.output]
     for each in (*graph.input, *graph.output, *graph.initializer):
         each.name = f"{each.name}{name}"
-    for dim in graph.input[0].type.tensor_type.shape.dim[:2]:
-        dim.dim_param += name
-    for dim in graph.output[0].type.tensor_type.shape.dim[:2]:
-        dim.dim_param += name
+    for value in (graph.input[0], graph.output[0]):
+        for dim in value.type.tensor_type.shape.dim[:2]:
+            dim.dim_param += name
     graph.name = name
     graph.doc_string = model.producer_name = name
     model.metadata_props.add(key=name, value=name)

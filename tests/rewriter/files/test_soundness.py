@@ -235,14 +235,13 @@ def test_a_chain_of_functions_is_as_long_as_onnxruntime_takes() -> None:
 
 # Unsorted graphs, as onnxruntime's float16 converter writes them ---------------------------------------------
 
-SORTED = """<ir_version: 8, opset_import: ["": 17]>
-g (float[n] x) => (float[n] d) { a = Neg(x) b = Exp(a) c = Add(a, b) d = Mul(c, x) }"""
+SORTED = "g (float[n] x) => (float[n] d) { a = Neg(x) b = Exp(a) c = Add(a, b) d = Mul(c, x) }"
 
 
 def test_a_file_is_sorted_and_a_graph_in_memory_refused_rather_than_changed() -> None:
-    model = onnx.parser.parse_model(SORTED)
+    model = parse(SORTED)
     sort_main_graph(model)
-    assert model == onnx.parser.parse_model(SORTED)
+    assert model == parse(SORTED)
     set_nodes(model.graph.node, reversed(model.graph.node))
     loaded = load_model(model.SerializeToString())
     assert [node.op_type for node in loaded.proto.graph.node] == ["Neg", "Exp", "Add", "Mul"]
@@ -251,7 +250,7 @@ def test_a_file_is_sorted_and_a_graph_in_memory_refused_rather_than_changed() ->
 
 
 def test_a_cycle_is_named() -> None:
-    model = onnx.parser.parse_model(SORTED)
+    model = parse(SORTED)
     model.graph.node[0].input[0] = "c"
     with pytest.raises(ModelError, match=r"cycle through node '' \('(Neg|Exp|Add)'\)"):
         load_model(model.SerializeToString())
@@ -259,10 +258,7 @@ def test_a_cycle_is_named() -> None:
 
 def test_body_that_reads_a_later_name_is_sorted_with_its_node() -> None:
     body = "then_branch = t () => (float[n] u) { u = Neg(a) }, else_branch = e () => (float[n] v) { v = Exp(a) }"
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]>
-        g (bool c, float[n] x) => (float[n] out) {{ out = If<{body}>(c) a = Neg(x) }}"""
-    )
+    model = parse(f"g (bool c, float[n] x) => (float[n] out) {{ out = If<{body}>(c) a = Neg(x) }}")
     sort_main_graph(model)
     assert [node.op_type for node in model.graph.node] == ["Neg", "If"]
 

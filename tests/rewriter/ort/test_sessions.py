@@ -15,10 +15,7 @@ from rewriter.errors import ValidationError
 from rewriter.ort import chosen_providers, load_onnxruntime, open_session, parse_provider
 from tests.textmodels import text_model
 
-MODEL = parser.parse_model(
-    """<ir_version: 8, opset_import: ["": 17]>
-    g (float[n] x) => (float[n] y, float[n] z) { y = Add(x, x) z = Identity(x) }"""
-)
+MODEL = text_model("y = Add(x, x) z = Identity(x)", inputs="float[n] x", outputs="float[n] y, float[n] z")
 X = np.array([1, 2.5], np.float32)
 
 
@@ -35,11 +32,8 @@ def test_run(tmp_path: Path, optimise: bool) -> None:
 
 
 def test_bfloat16_goes_in_and_out() -> None:
-    model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (bfloat16[n] x, float[n] w) => (bfloat16[n] y, float[n] z)
-        { y = Identity(x) a = Cast<to=1>(x) z = Add(a, w) }"""
-    )
+    ends = {"inputs": "bfloat16[n] x, float[n] w", "outputs": "bfloat16[n] y, float[n] z"}
+    model = text_model("y = Identity(x) a = Cast<to = 1>(x) z = Add(a, w)", **ends)
     x = np.array([1, 2.5, -3, np.inf], ml_dtypes.bfloat16)
     results = open_session(model).run({"x": x, "w": np.ones(4, np.float32)})
     assert results["y"].dtype == ml_dtypes.bfloat16
