@@ -165,26 +165,19 @@ def chain() -> GraphView:
     return all_views(onnx.parser.parse_model(CHAIN))[0]
 
 
-def operators(limit: int, *wanted: str) -> list[list[str]]:
-    graph = chain()
-    return [[graph.nodes[index].op_type for index in part.nodes] for part in split(graph, wanted, limit)]
-
-
 @pytest.mark.parametrize(
-    ("limit", "expected"),
+    ("limit", "wanted", "expected"),
     [
         # A constant that is an output is made in the first part, and again wherever it is read.
-        (10**6, [["Transpose", "MatMul", "Relu", "MatMul", "MatMul", "Add"]]),
-        (SIZE, [["Transpose", "MatMul", "Relu"], ["Transpose", "MatMul"], ["MatMul", "Add"]]),
-        (1, [["Transpose", "MatMul"], ["Relu"], ["Transpose", "MatMul"], ["MatMul"], ["Add"]]),
+        (10**6, ["out", "turned"], [["Transpose", "MatMul", "Relu", "MatMul", "MatMul", "Add"]]),
+        (SIZE, ["out", "turned"], [["Transpose", "MatMul", "Relu"], ["Transpose", "MatMul"], ["MatMul", "Add"]]),
+        (1, ["out", "turned"], [["Transpose", "MatMul"], ["Relu"], ["Transpose", "MatMul"], ["MatMul"], ["Add"]]),
+        (SIZE, ["b"], [["MatMul", "Relu"]]),  # what nothing wanted needs is in no part
     ],
 )
-def test_parts(limit: int, expected: list[list[str]]) -> None:
-    assert operators(limit, "out", "turned") == expected
-
-
-def test_what_nothing_wanted_needs_is_in_no_part() -> None:
-    assert operators(SIZE, "b") == [["MatMul", "Relu"]]
+def test_parts(limit: int, wanted: list[str], expected: list[list[str]]) -> None:
+    graph = chain()
+    assert [[graph.nodes[index].op_type for index in part.nodes] for part in split(graph, wanted, limit)] == expected
 
 
 def test_what_crosses() -> None:
