@@ -26,17 +26,13 @@ def _first_cells(section: str) -> list[str]:
     return [line.split(" | ", 1)[0] for line in section.splitlines() if line.startswith("| ")]
 
 
-def _documented(title: str) -> list[str]:
-    return [name for cell in _first_cells(_section(title)) for name in OPTION.findall(cell)]
-
-
 @pytest.mark.parametrize("title", ALL)
 def test_options_are_those_of_the_command(title: str) -> None:
     command = ALL[title]
     context = click.Context(command, help_option_names=["-h", "--help"])
     found = [each for each in command.get_params(context) if isinstance(each, click.Option)]
     options = {name for each in found for name in (*each.opts, *each.secondary_opts)}
-    documented = _documented(title)
+    documented = [name for cell in _first_cells(_section(title)) for name in OPTION.findall(cell)]
     assert sorted(documented) == sorted(set(documented)), "an option is named twice"
     assert set(documented) == options
 

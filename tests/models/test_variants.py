@@ -16,18 +16,10 @@ OTHERWISE = ("ort-transformers", "external-all")
 PLAIN = [variant for variant in VARIANTS if variant.group in FREE and not variant.name.startswith(OTHERWISE)]
 
 
-def each_file(committed: Committed) -> str:
-    return Path(committed.file).stem
-
-
-def each_variant(variant: Variant) -> str:
-    return variant.name
-
-
 @pytest.mark.sample(6)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("variant", PLAIN, ids=each_variant)
-@pytest.mark.parametrize("committed", COMMITTED, ids=each_file)
+@pytest.mark.parametrize("variant", PLAIN, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("committed", COMMITTED, ids=lambda committed: Path(committed.file).stem)
 def test_the_same_blocks_are_found(committed: Committed, variant: Variant, tmp_path: Path) -> None:
     entry = get(committed.entry)
     target = make_variant(variant, FOLDER / committed.file, tmp_path / "model.onnx", Hints(entry.name, 4, 32))

@@ -9,13 +9,12 @@ import onnx
 import pytest
 
 from benchmarks.decoder import Shape, decoder, random_weights
-from rewriter import Comparison, ExitStatus, UsageError, ValidationError, certify, diff, rewrite, validate
+from rewriter import ExitStatus, UsageError, ValidationError, certify, diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.files.tensors import MIN_MAPPED_BYTES
 from rewriter.ort import write_optimised
-from rewriter.proof.rule import Judgement
 from tests.cases import departed
-from tests.changes import Change, becomes, change_values, changed, maker, weight
+from tests.changes import Change, becomes, change_values, changed, maker, rename, weight
 from tests.committed import FOLDER
 from tests.textmodels import SILU, mlp, text_model
 
@@ -32,11 +31,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     onnx.save(decoder(TINY, random_weights()), original)
     assert len(rewrite(original, rewritten, validate=False).converted) == 2
     return original, rewritten
-
-
-def output_of(found: Comparison, name: str) -> Judgement:
-    """The rule on the CPU."""
-    return found.validation.providers["cpu"].compared[name]
 
 
 def shifted(name: str, delta: float) -> Change:
@@ -91,9 +85,7 @@ def test_several_differences_are_regions(pair: Pair) -> None:
 def renamed(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
     for value in (*model.graph.input, *model.graph.output):
         value.name = names.get(value.name, value.name)
-    for node in model.graph.node:
-        for part in (node.input, node.output):
-            part[:] = [names.get(name, name) for name in part]
+    rename(model.graph.node, names)
     return model
 
 
@@ -127,7 +119,7 @@ def test_a_rewritten_model_passes(pair: Pair) -> None:
     assert found.failures == ()
     assert found.error_ratio < 2
     assert found.validation.certified
-    assert output_of(found, "logits").holds
+    assert found.validation.providers["cpu"].compared["logits"].holds
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
 from tests.cases import plant
-from tests.changes import Change, change_values, weight
+from tests.changes import change_values, weight
 from tests.passes.test_apply import TWO_BLOCKS
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
@@ -97,15 +97,11 @@ def test_model_that_does_not_run(tmp_path: Path) -> None:
     assert set(contents(tmp_path)) == {"model.onnx"}
 
 
-def nudge(suffix: str, statement: str = "v.flat[0] += 1e-3") -> Change:
-    return lambda model: change_values(weight(model, f"mlp/heads/{suffix}"), statement)
-
-
 SWIGLU = "u = MatMul(x, V1) s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
 
 
 def test_planted_bug_gives_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, nudge("key"))
+    plant(monkeypatch, lambda model: change_values(weight(model, "mlp/heads/key"), "v.flat[0] += 1e-3"))
     report = rewrite(mlp(SILU))
     with pytest.raises(ValidationError, match=r"^FAILED  1 block, .*; mlp: refuted: "):
         _ = report.rewritten

@@ -10,15 +10,13 @@ from tests.cases import departed, proved
 from tests.passes.test_record import claiming, made
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
-
-def longer(limit: int) -> str:
-    """0, or 1 where there are more than `limit` tokens; `n` is a constant [1]."""
-    return f"n = Shape<start=1, end=2>(x) k = Cast<to=1>(n) far = Greater(k, ${limit}.0) f = Cast<to=1>(far) "
+LONGER = "n = Shape<start=1, end=2>(x) k = Cast<to=1>(n) far = Greater(k, $64.0) f = Cast<to=1>(far) "
+"""`f` is 0, or 1 where there are more than 64 tokens."""
 
 
 def test_a_difference_at_lengths_that_are_not_tried_is_not_certified_there() -> None:
     a = text_model("y = Relu(x) out = Mul(y, $2.0)")
-    b = text_model(f"{longer(64)} y = Relu(x) z = Mul(y, $2.0) out = Add(z, f)")
+    b = text_model(f"{LONGER} y = Relu(x) z = Mul(y, $2.0) out = Add(z, f)")
     for found in (validate(a, b), diff(a, b)):
         assert found.verdict == "certified at the sizes tried"
         assert found.validation.certificate is not None

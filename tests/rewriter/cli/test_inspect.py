@@ -10,6 +10,7 @@ import pytest
 from passes.forms import FORMS
 from rewriter import inspect, rewrite
 from rewriter.ort import open_session
+from tests.changes import rename
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
 from tests.conftest import Ran
@@ -87,8 +88,7 @@ def test_heads_are_pure(options: dict[str, Any]) -> None:
     assert accounting.operators.keys() == {"linear", "data movement", "normalisation", "heads of neurons", "attention"}
     # An exponential that belongs to no head does.
     name = made.graph.output[0].name
-    for node in made.graph.node:
-        node.output[:] = ["before_exp" if output == name else output for output in node.output]
+    rename(made.graph.node, {name: "before_exp"})
     made.graph.node.append(onnx.helper.make_node("Exp", ["before_exp"], [name], "exp"))
     assert inspect(made).accounting.purity == "1 Exp"
 
