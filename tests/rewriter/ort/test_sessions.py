@@ -32,8 +32,11 @@ def test_run(tmp_path: Path, optimise: bool) -> None:
 
 
 def test_bfloat16_goes_in_and_out() -> None:
-    ends = {"inputs": "bfloat16[n] x, float[n] w", "outputs": "bfloat16[n] y, float[n] z"}
-    model = text_model("y = Identity(x) a = Cast<to = 1>(x) z = Add(a, w)", **ends)
+    model = text_model(
+        "y = Identity(x) a = Cast<to = 1>(x) z = Add(a, w)",
+        inputs="bfloat16[n] x, float[n] w",
+        outputs="bfloat16[n] y, float[n] z",
+    )
     x = np.array([1, 2.5, -3, np.inf], ml_dtypes.bfloat16)
     results = open_session(model).run({"x": x, "w": np.ones(4, np.float32)})
     assert results["y"].dtype == ml_dtypes.bfloat16
