@@ -194,7 +194,7 @@ LEAKY = mlp("h = LeakyRelu<alpha = 0.1>(y)")
         (LEAKY, "local", *CONSTANT),
         (mlp(ERF_GELU), "compact", *CONSTANT),
         (mlp(ERF_GELU), "masked", *CONSTANT),
-        (mlp(SILU), "local", "model.functions[0].node[0].op_type = 'Neg'", "is another one"),
+        (mlp(SILU), "local", "(function,) = model.functions; function.node[0].op_type = 'Neg'", "is another one"),
     ],
     ids=["gate-and-value", "self-value", "bias-of-keys", "forbidden", "function"],
 )
