@@ -466,11 +466,7 @@ class Field:
                 return Value(np.full(x.shape, residue, np.int64))
         if x.dtype.itemsize < 4:
             x = x.astype(np.float32)
-        entries = self._exact(x)
-        least = x.min(initial=0.0)
-        if np.isfinite(least) and least > self.low and np.isfinite(x.max(initial=0.0)):
-            return Value(entries)
-        low, odd = x <= self.low, ~np.isfinite(x)
+        entries, low, odd = self._exact(x), x <= self.low, ~np.isfinite(x)
         if odd.any():
             signed = np.where(x > 0, self._infinity, self.p - self._infinity)
             entries = np.where(np.isnan(x), self._infinity // 2, np.where(odd, signed, entries))
@@ -527,22 +523,20 @@ class Modulus:
     def __init__(self, p: int | None = None) -> None:
         """By default one that `draw_prime` draws."""
         self.p = p = p or draw_prime()
-        self.powers, count = np.array([pow(2, _LOWEST_EXPONENT, p)]), _HIGHEST_EXPONENT - _LOWEST_EXPONENT
-        while self.powers.size < count:
-            self.powers = np.append(self.powers, self.powers * pow(2, self.powers.size, p) % p)[:count]
+        lowest, more = pow(2, _LOWEST_EXPONENT, p), range(_LOWEST_EXPONENT + 1, _HIGHEST_EXPONENT)
+        self.powers = np.array([*itertools.accumulate(more, lambda x, _: 2 * x % p, initial=lowest)])
         self.known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
 
     def weighted(self, field: Field, entries: Array, weight: Array) -> Array:
         """Entries @ a weight; from memory, where both were multiplied before."""
-        key = (content(weight), content(entries)) if weight.size >= _LEAST_KNOWN else None
-        if key is not None and key in self.known:
+        if weight.size < _LEAST_KNOWN:
+            return _weighted([(field, entries)], weight)[0]
+        key = content(weight), content(entries)
+        if key in self.known:
             return self.known[key].astype(np.int64)
-        rows = entries.reshape(-1, entries.shape[-1]) if weight.ndim == 2 and entries.size else entries
-        (made,) = _weighted([(field, rows)], weight)
-        made = made.reshape(*entries.shape[:-1], -1) if rows is not entries else made
-        if key is not None:
-            self.keep(key, made)
+        (made,) = _weighted([(field, entries)], weight)
+        self.keep(key, made)
         return made
 
     def keep(self, key: tuple[bytes, bytes], made: Array) -> None:
@@ -563,27 +557,30 @@ def multiply(products: "Iterable[tuple[Arithmetic, Any, Any]]") -> None:
             if (key, entries) not in field.modulus.known:
                 new.setdefault(key, (weight, {}))[1][field.modulus, entries] = field, x.entries
     for key, (weight, group) in new.items():
-        made = _weighted([(field, x.reshape(-1, x.shape[-1])) for field, x in group.values()], weight)
-        for ((modulus, entries), (_, x)), each in zip(group.items(), made, strict=True):
-            modulus.keep((key, entries), each.reshape(*x.shape[:-1], -1))
+        for (modulus, entries), made in zip(group, _weighted([*group.values()], weight), strict=True):
+            modulus.keep((key, entries), made)
 
 
 def _weighted(operands: Sequence[tuple[Field, Array]], weight: Array) -> list[Array]:
     """Entries [..., N, K] in several fields @ a weight [..., K, M], of which a part is read at a time."""
-    (terms, count), scale = weight.shape[-2:], _scale(weight)
+    (terms, count), scale, flat = weight.shape[-2:], _scale(weight), weight.ndim == 2
+    flattened = [(field, x.reshape(math.prod(x.shape[:-1]), terms) if flat else x) for field, x in operands]
     columns, made = max(_PART // max(min(terms, _MOST_TERMS), 1), 1), [list[Array]() for _ in operands]
     for start in range(0, max(count, 1), columns):
         sums: list[Any] = [0 for _ in operands]
         for row in range(0, max(terms, 1), _MOST_TERMS):
             rows = slice(row, row + _MOST_TERMS)
-            given = [(field, entries[..., rows]) for field, entries in operands]
+            given = [(field, entries[..., rows]) for field, entries in flattened]
             parts = _by_part(given, weight[..., rows, start : start + columns], scale)
             sums = [x + y for x, y in zip(sums, parts, strict=True)]
         for each, total in zip(made, sums, strict=True):
             each.append(total)
-    wide = [each[0] if len(each) == 1 else np.concatenate(each, -1) for each in made]
-    powers = [field.modulus.powers[-(scale or 0) - _LOWEST_EXPONENT] for field, _ in operands]
-    return [field.mul(field.reduced(x), power) for (field, _), x, power in zip(operands, wide, powers, strict=True)]
+    products = list[Array]()
+    for (field, x), parts_of_x in zip(operands, made, strict=True):
+        whole = parts_of_x[0] if len(parts_of_x) == 1 else np.concatenate(parts_of_x, -1)
+        whole = field.mul(field.reduced(whole), field.modulus.powers[-(scale or 0) - _LOWEST_EXPONENT])
+        products.append(whole.reshape(*x.shape[:-1], count) if flat else whole)
+    return products
 
 
 def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | None) -> Iterator[Array]:
