@@ -15,7 +15,7 @@ may add up. Phase and kind are inputs of the model, so that one session serves a
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -268,30 +268,24 @@ def cleared(results: Results, gaps: Gaps) -> Results:
     ]
 
 
-def told(runs: ModelRuns) -> Iterator[str]:
-    """The excluded elements in words."""
+def remarks(outputs: Iterable[onnx.ValueInfoProto], runs: ModelRuns) -> Iterator[str]:
+    """Outputs that have other shapes than the file declares, and elements that are excluded, in words."""
     results = next(iter(runs.ways.values())).results
-    names: dict[str, list[str]] = defaultdict(list)
-    for name in {name: None for masks in runs.gaps for name in masks}:
-        count = sum(int(masks[name].sum()) for masks in runs.gaps if name in masks)
-        names[f"{count} of {sum(case[name].size for case in results if name in case)} elements"].append(name)
-    why = "are unwritten memory or random: they are not the same in two runs of the original, and not compared"
-    for text, each in names.items():
-        yield f"{text} of {', '.join(each)} {why}"
-
-
-def misdeclared(side: Side, runs: ModelRuns) -> Iterator[str]:
-    """The outputs that have other shapes than the file declares, in words."""
-    results = next(iter(runs.ways.values())).results
-    names: dict[str, list[str]] = defaultdict(list)
-    for value in side.model.proto.graph.output:
+    misdeclared, unwritten = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for value in outputs:
         declared = type_of(value.type)
         found = (case[value.name].shape for case in results if value.name in case)
         wrong = next((shape for shape in found if declared.shape is not None and not fits(shape, declared.shape)), None)
         if wrong is not None:
-            names[f"shape {list(wrong)}, but the file declares {declared}: correct its types"].append(value.name)
-    for text, each in names.items():
+            misdeclared[f"shape {list(wrong)}, but the file declares {declared}: correct its types"].append(value.name)
+    for text, each in misdeclared.items():
         yield f"{counted(len(each), 'output')} ({first_of(each)}) of the original, when run: {text}"
+    for name in {name: None for masks in runs.gaps for name in masks}:
+        count = sum(int(masks[name].sum()) for masks in runs.gaps if name in masks)
+        unwritten[f"{count} of {sum(case[name].size for case in results if name in case)} elements"].append(name)
+    why = "are unwritten memory or random: they are not the same in two runs of the original, and not compared"
+    for text, each in unwritten.items():
+        yield f"{text} of {', '.join(each)} {why}"
 
 
 def _differing(one: Array, other: Array | None) -> Array:

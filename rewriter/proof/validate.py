@@ -29,19 +29,7 @@ from rewriter.ort import parse_provider
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.rule import Judgement, compared, norm, relative_error, uncompared
-from rewriter.proof.run import (
-    ModelRuns,
-    Point,
-    Progress,
-    Side,
-    Way,
-    misdeclared,
-    noisy,
-    rounds_to_bytes,
-    run_model,
-    silent,
-    told,
-)
+from rewriter.proof.run import ModelRuns, Point, Progress, Side, Way, noisy, remarks, rounds_to_bytes, run_model, silent
 from rewriter.proof.settings import Settings
 from rewriter.proof.values.compare import prove
 
@@ -225,8 +213,10 @@ class Judge:
         runs = {name: self._provider(name, (old, new), before, after, (*points.values(),)) for name in providers}
         failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
         uncompared = [text for each in runs.values() for text in each.uncompared]
-        coarse = [_ROUNDS_TO_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
-        notes = [*certificate.notes, *_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
+        notes = [*certificate.notes, *_by_definition(before, after)]
+        notes += remarks(self.original.proto.graph.output, before)
+        if any(rounds_to_bytes(node) for _, node in _nodes(old)):
+            notes.append(_ROUNDS_TO_BYTES)
         empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
         if empty:
             notes.append(_EMPTY.format(", ".join(empty)))

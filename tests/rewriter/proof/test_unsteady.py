@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rewriter import Comparison, rewrite, validate
 from rewriter.inputs.cases import Case
-from rewriter.proof.run import ModelRuns, Ran, Way, cleared, gaps_of, told
+from rewriter.proof.run import ModelRuns, Ran, Way, cleared, gaps_of, remarks
 from tests.textmodels import SILU, text_model
 
 PLAIN, AGAIN = Way("cpu", optimise=False), Way("cpu", optimise=False, again=True)
@@ -82,12 +82,12 @@ FILLED = np.full(4, 0xFF, np.uint8).view(np.float32)[0]
 def test_what_is_left_out(values: list[float], again: list[float], left_out: list[int]) -> None:
     both = runs(*(np.array(each, np.float32) for each in (values, again)))
     assert [int(k) for masks in both.gaps for mask in masks.values() for k in np.flatnonzero(mask)] == left_out
-    assert len(list(told(both))) == len(left_out)
+    assert len(list(remarks([], both))) == len(left_out)
 
 
 def test_an_output_that_is_never_the_same_proves_nothing() -> None:
     both = runs(np.array([1, 2], np.float32), np.array([3, 4], np.float32))
-    (said,) = told(both)
+    (said,) = remarks([], both)
     assert said.startswith("2 of 2 elements of out are unwritten memory or random")
 
 
