@@ -257,15 +257,12 @@ def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
 
 def cleared(results: Results, gaps: Gaps) -> Results:
     """The same results with zeros at the gaps; an array of another shape stays, and is refused later."""
-    return [
-        {
-            name: np.where(masks[name], np.zeros((), values.dtype), values)
-            if name in masks and masks[name].shape == values.shape
-            else values
-            for name, values in case.items()
-        }
-        for case, masks in zip(results, cycle(gaps or ({},)))
-    ]
+    made = [dict(case) for case in results]
+    for case, masks in zip(made, cycle(gaps or ({},))):
+        for name in masks.keys() & case.keys():
+            if masks[name].shape == case[name].shape:
+                case[name] = np.where(masks[name], np.zeros((), case[name].dtype), case[name])
+    return made
 
 
 def remarks(outputs: Iterable[onnx.ValueInfoProto], runs: ModelRuns) -> Iterator[str]:
