@@ -122,14 +122,11 @@ def distinct(entries: Array) -> Array:
 
 
 def draw_prime() -> int:
-    """A random prime below 2^31 and above 2^30 modulo which 2, 3, 5, ... 23 and their products have square roots.
-
-    It is 23 modulo 24, so that 2 and 3 are squares and -1 is not.
-    """
+    """A random prime between 2^30 and 2^31 modulo which 2, 3, 5, ... 23 have square roots, and -1 has none."""
     from flint import fmpz
 
     while True:
-        p = 2**30 + 7 + 24 * secrets.randbelow(2**27 // 3 + 1)
+        p = 2**30 + 7 + 24 * secrets.randbelow(2**27 // 3 + 1)  # 23 modulo 24: 2 and 3 are squares
         if fmpz(p).is_prime() and all(pow(q, p // 2, p) == 1 for q in (5, 7, 11, 13, 17, 19, 23)):
             return p
 
@@ -319,10 +316,7 @@ class Field:
             self.gaps.update((each, near) for each in found.tolist())
 
     def _note(self, a: Array) -> bool:
-        """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none.
-
-        Whether it is one of `turned`.
-        """
+        """Note a condition, divided by the sum of its entries: the same for any factor. Whether it is `turned`."""
         entries = distinct(a)
         self.coins, magnitudes = min(entries.size, self.coins or entries.size), np.minimum(entries, self.neg(entries))
         exact, scale = self._print(magnitudes), self.reduced(entries.sum())

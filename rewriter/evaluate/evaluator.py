@@ -386,10 +386,7 @@ class Evaluator:
         return tuple_of(found(call, *operands))
 
     def _note_choices(self, call: Call, operands: Sequence[Any], made: Array) -> None:
-        """Note which integers an operator compares, in either order, and with which results.
-
-        They are its first operand and the others or its attributes, or 0.
-        """
+        """Note which integers an operator compares, its first operand and others, attributes or 0, and the results."""
         first, *others = (each for each in operands if each is not None)
         if call.kind == "Clip":
             others += [np.asarray(call.get(name)) for name in ("min", "max") if name in call.attributes]

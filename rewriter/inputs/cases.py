@@ -613,10 +613,9 @@ _ONLY = "the given inputs"
 
 
 def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
-    """The user's cases, checked against `model`.
+    """The user's cases, whose names, types (which may be widened), ranks and fixed dimensions are those of the model.
 
-    Names, element types (integers and floats may be widened), ranks and fixed dimensions are checked. Inputs with a
-    default may be omitted. Raises UsageError.
+    Inputs with a default may be omitted. Raises UsageError.
     """
     arrays, told = (_read(given) if isinstance(given, Path) else given), spelled(given)
     defaults = {tensor.name for tensor in model.graph.initializer}

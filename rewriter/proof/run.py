@@ -313,10 +313,7 @@ def _array(value: object) -> object:
 
 
 def open_reference(model: LoadedModel) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """The float64 evaluation of a model, as a function of its inputs, whose floats become float64.
-
-    It, too, raises Unsupported where there is none.
-    """
+    """The float64 evaluation of a model, as a function of its inputs. Both raise Unsupported where there is none."""
     if sum(bytes_of(tensor) for tensor in iter_tensors(model.proto)) > MAX_REFERENCE_BYTES:
         raise Unsupported(f"larger than {round(MAX_REFERENCE_BYTES / 1e9)} GB")
     for node in iter_nodes(model.proto.graph.node):

@@ -1,9 +1,7 @@
-"""The judge: PASS is a certificate and a run.
+"""The judge: PASS is a certificate (`rewriter.proof.values.compare`) and a run.
 
-The certificate (`rewriter.proof.values.compare`) proves that the rewritten model computes what the original does, for
-every input of every size or of the sizes that were tried, up to a bound at each activation. The run looks for what no
-certificate can see: both models on a few inputs, on each provider, with and without optimisation, compared by the one
-rule of `rewriter.proof.rule`.
+The run looks for what no certificate can see: both models on a few inputs, on each provider, with and without
+optimisation, compared by the one rule of `rewriter.proof.rule`.
 """
 
 from bisect import bisect_left
@@ -352,17 +350,14 @@ def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str,
 
 
 def _noise(certificate: Certificate, claims: Sequence[Claim], side: Side) -> Iterator[Point]:
-    """The tensors of the original that get noise: certified activations, mixtures of experts, replaced activations.
-
-    The latter because a certificate does not list an activation whose replacement is equal by value.
-    """
+    """The tensors of the original that get noise: certified activations, mixtures of experts, replaced activations."""
     for region in certificate.regions:
         ends = region.leaves[0], region.linear_in or ""
         yield Point(region.original, region.path, region.elem_type, region.bound.bound, *ends)
     for view, node in _nodes(side):
         if key_of(node) in EXPERTS:
             yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
-    for each in claims:
+    for each in claims:  # a certificate lists no activation whose replacement is equal by value
         yield Point(each.output, each.path, each.elem_type, argument=each.gate)
 
 

@@ -4,14 +4,8 @@
 of a type, or the end of a domain that is claimed. Between kinks, equality is proved by algebra; what is left is
 searched best first: the cell with the largest upper bound is split, its centre gives a lower bound, and the search ends
 when both are within `SLACK`. Nothing is sampled: a cell [low, high] of pre-activations counts only once it is enclosed
-as a whole, by one of three arithmetics:
-
-- `Taylor`: series around the centre of a cell and around the whole cell, in ball arithmetic, for smooth pieces.
-- `Intervals`: two ends. What is positive stays so, however wide, while a ball of 100 % width has no inverse.
-- `Algebra`: quotients of polynomials over the rationals in y and E = exp(c y). Since y and exp(c y) are algebraically
-  independent, two functions are equal on a piece if and only if they are the same element there.
-
-Everything is rigorous: a value that cannot be enclosed raises `Undecided`, never returns a guess.
+as a whole, by one of three arithmetics: `Taylor` for smooth pieces, `Intervals` and `Algebra`. Everything is rigorous:
+a value that cannot be enclosed raises `Undecided`, never returns a guess.
 """
 
 import heapq
@@ -344,7 +338,7 @@ Interval = tuple[arb, arb]
 
 
 class Intervals:
-    """All numbers between two ends, for the cell [low, high]."""
+    """Two ends. What is positive stays so, however wide, while a ball of 100 % width has no inverse."""
 
     def __init__(self, low: fmpq, high: fmpq) -> None:
         self._cell = low, high
@@ -401,7 +395,10 @@ class Quotient(NamedTuple):
 
 
 class Algebra:
-    """Quotients of polynomials over the rationals in y and E = exp(rate y), without poles on the cell [low, high]."""
+    """Quotients of polynomials over the rationals in y and E = exp(rate y), without poles on the cell [low, high].
+
+    Since y and E are algebraically independent, functions are equal if and only if they are the same element.
+    """
 
     def __init__(self, rate: fmpq | None, low: fmpq, high: fmpq) -> None:
         self._rate, self._low, self._high = rate, low, high
