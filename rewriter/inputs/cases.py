@@ -397,14 +397,10 @@ class Maker:
         self.texts = texts if self._worded else ()  # alternate with random numbers, if the model has these tokens
         self._states = states if self.texts else None
 
-    def changed(
-        self, *, seed: int | None = None, kinds: dict[Kind, int] | None = None, most: int | None = None
-    ) -> "Maker":
-        """The same with other values, sizes of kinds of dimensions, or fewer tokens, of an encoder too."""
+    def changed(self, *, most: int | None = None, **changed: Any) -> "Maker":
+        """The same with another `seed`, other sizes of `kinds`, or fewer tokens, of an encoder too."""
         other = copy(self)
-        other.seed = self.seed if seed is None else seed
-        other.kinds = self.kinds if kinds is None else kinds
-        other.longest = _least(self.longest, most)
+        vars(other).update(changed, longest=_least(self.longest, most))
         return other
 
     def _check_dims(self) -> None:
