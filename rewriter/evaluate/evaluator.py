@@ -164,13 +164,10 @@ class Program:
         return self._once(_constant, node, self._model)
 
     def definition(self, node: onnx.NodeProto, types: Mapping[str, TensorType]) -> list[onnx.NodeProto]:
-        """The nodes that define an operator at some types and shapes. Raises Unsupported."""
+        """The nodes that define an operator at some types and shapes. Raises LostError."""
         key = (*node.output, *types.items())
         if key not in self._definitions:
-            try:
-                self._definitions[key] = definition(node, types, self.parts_opset)
-            except LostError as lost:
-                raise Unsupported(lost.miss.reason) from None
+            self._definitions[key] = definition(node, types, self.parts_opset)
         return self._definitions[key]
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
@@ -312,7 +309,7 @@ class Evaluator:
         try:
             operands = [environment[name] if name else None for name in node.input]
             made = tuple_of(self._computed(call, operands, environment))
-        except Unsupported as error:
+        except (Unsupported, LostError) as error:
             raise Unsupported(f"{label(node)}: {error}") from None
         except _UNFIT as error:
             raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error

@@ -15,12 +15,10 @@ from rewriter.evaluate.scalar import activated, add, mul
 from rewriter.evaluate.table import MICROSOFT, NCHWC, Call, operator
 
 _LARGEST_COUNT = 2**16  # counts of masking constants beyond this are not believed
-_BLOCK_OF_8, _BLOCKED = (
-    8,
-    f"""<ir_version: 8, opset_import: ["": 13, "{NCHWC}": 1]>
+_BLOCK_OF_8 = 8
+_BLOCKED = f"""<ir_version: 8, opset_import: ["": 13, "{NCHWC}": 1]>
     one (float[1, 16, 1, 1] x, float[16, 16, 1, 1] w) => (float[1, 16, 1, 1] y) {{
-        a = {NCHWC}.ReorderInput(x) b = {NCHWC}.Conv(a, w) y = {NCHWC}.ReorderOutput<channels = 16>(b) }}""",
-)
+        a = {NCHWC}.ReorderInput(x) b = {NCHWC}.Conv(a, w) y = {NCHWC}.ReorderOutput<channels = 16>(b) }}"""
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
