@@ -34,15 +34,12 @@ def _has_masks(call: Call, x: Any) -> bool:
     return is_float(x) and not ends(x)[0] > call.f.low
 
 
-def _counts(call: Call, x: Value, y: Value) -> Array:
-    """How many masking constants of x each entry of x @ y contains; a number times data masks nothing."""
-    if x.masks is None:
-        return np.zeros((1, 1))
-    negative = call.f.neg(y.entries)
-    factors = np.where(y.entries < negative, y.entries, -negative)  # as the integers of the least magnitude
-    small = np.asarray((np.abs(factors) <= _LARGEST_COUNT).all(axis=(*range(y.ndim - 2), -1)))
-    small &= x.masks.any(axis=(*range(x.ndim - 1),))
-    return np.asarray(x.masks[..., small].astype(np.float64) @ factors[..., small, :].astype(np.float64))
+def _small(call: Call, x: Value, axis: int) -> Array:
+    """Entries as the integers of the least magnitude; 0 at places of an axis where one is large, as of data."""
+    negative = call.f.neg(x.entries)
+    factors = np.where(x.entries < negative, x.entries, -negative).astype(np.float64)
+    others = tuple(each for each in range(x.ndim) if each != axis % x.ndim)
+    return np.where((np.abs(factors) <= _LARGEST_COUNT).all(axis=others, keepdims=True), factors, 0.0)
 
 
 def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
@@ -52,9 +49,9 @@ def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
     """
     if not call.f.reads_masks or min(x.ndim, y.ndim) < 2 or not (_has_masks(call, x) or _has_masks(call, y)):
         return None
-    x, y = (call.lift(each, scalar=False) for each in (x, y))
-    turned = (call.move(each, lambda t: np.swapaxes(t, -1, -2)) for each in (y, x))
-    made = _counts(call, x, y) + np.swapaxes(_counts(call, *turned), -1, -2)
+    x, y, made = call.lift(x, scalar=False), call.lift(y, scalar=False), np.zeros(())
+    made = made if x.masks is None else made + x.masks @ _small(call, y, -2)
+    made = made if y.masks is None else made + _small(call, x, -1) @ y.masks
     return made.astype(np.int64) if made.any() and (np.abs(made) < 2.0**53).all() else None
 
 
