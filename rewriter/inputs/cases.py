@@ -198,13 +198,12 @@ _LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
 """Maps domain and operator to pairs of (operand with row numbers, operand with the table); an operator without row
 numbers counts itself."""
 
-_ATTENTION: Mapping[tuple[str, str], tuple[tuple[int, int], Mapping[int, Role]]] = {
-    ("com.microsoft", "GroupQueryAttention"): ((3, 4), {5: Role.LAST_INDEX, 6: Role.TOTAL_LENGTH}),
-    ("com.microsoft", "MultiHeadAttention"): ((6, 7), {8: Role.PAST_LENGTH}),
-    ("", "Attention"): ((4, 5), {6: Role.TOTAL_LENGTH}),
+_ATTENTION: Mapping[tuple[str, str], Mapping[int, Role]] = {
+    ("com.microsoft", "GroupQueryAttention"): {3: Role.PAST, 4: Role.PAST, 5: Role.LAST_INDEX, 6: Role.TOTAL_LENGTH},
+    ("com.microsoft", "MultiHeadAttention"): {6: Role.PAST, 7: Role.PAST, 8: Role.PAST_LENGTH},
+    ("", "Attention"): {4: Role.PAST, 5: Role.PAST, 6: Role.TOTAL_LENGTH},
 }
-"""Maps domain and operator to the operands with past keys and values, and to operands that are one number. Queries,
-keys and values are the first three operands."""
+"""Maps domain and operator to roles of operands. Queries, keys and values are the first three operands."""
 
 _FEWEST = 8  # minimum number of positions; smaller tables hold token types
 
@@ -303,16 +302,15 @@ def _note_attention(
     node: onnx.NodeProto, shapes: Sequence[tuple[Dim, ...]], operands: Sequence[InputSpec | None]
 ) -> None:
     """The roles of attention's operands; for past keys and values, the number of heads and their size."""
-    pasts, numbers = _ATTENTION[key_of(node)]
+    roles = _ATTENTION[key_of(node)]
     queries = integer_of(node, "num_heads", integer_of(node, "q_num_heads", 0))
     keys = integer_of(node, "kv_num_heads", queries)
     for place, spec in enumerate(operands):
-        if spec is None or place not in {*pasts, *numbers}:
+        if spec is None or place not in roles:
             continue
-        spec.role = numbers.get(place, Role.PAST)
-        spec.kinds = _places(spec.role, len(spec.shape))  # overrides names
-        if place in pasts:
-            own = shapes[1 + pasts.index(place)]
+        spec.role, spec.kinds = roles[place], _places(roles[place], len(spec.shape))  # overrides names
+        if spec.role is Role.PAST:
+            own = shapes[1 + place - min(roles)]
             projected, heads = (own, keys) if own else (shapes[0], queries + 2 * keys)  # or all three are packed
             size = projected[-1] if projected else None
             known = {1: keys, 3: size // max(heads, 1) if isinstance(size, int) else 0}
