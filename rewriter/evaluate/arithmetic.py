@@ -367,8 +367,7 @@ class Field:
                 entries = np.array(operand, _U64)
                 entries *= first | _U64(1)
                 entries += second
-                entries = entries ^ mixed if np.ndim(mixed) else np.bitwise_xor(entries, mixed, out=entries)
-                mixed = mix(entries)
+                mixed = mix(entries ^ mixed)
             return mix(mixed ^ second)
 
     @_in_parts
@@ -584,28 +583,20 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
         scaled *= 2.0**scale
         high = np.rint(scaled * 2.0**-26)
         scaled -= high * 2.0**26
-        odd = np.rint(scaled) != scaled
-        places = np.argwhere(odd).tolist() if odd.any() else []
-    if scale is None or len(places) > (_FEW if part.ndim == 2 else 0):
+    if scale is None or (np.rint(scaled) != scaled).any():
         for field, entries in operands:
             power = field.modulus.powers[(scale or 0) - _LOWEST_EXPONENT]
             yield field.product(entries, field.mul(field.lift(part, scalar=False).entries, power))
         return
-    high[odd] = scaled[odd] = 0.0
     rows = np.concatenate([entries for _, entries in operands], -2)
     upper = (rows + 2**15) >> 16
     halves = np.concatenate([upper, rows - (upper << 16)], -2).astype(np.float64)
     ends = np.cumsum([entries.shape[-2] for _, entries in operands])[:-1]
     products = [np.split((halves @ half).astype(np.int64), 2, -2) for half in (high, scaled)]
     parts = [np.split(each, ends, -2) for pair in products for each in pair]
-    for (field, entries), a, b, c, d in zip(operands, *parts, strict=True):  # products below 2^53
+    for (field, _), a, b, c, d in zip(operands, *parts, strict=True):  # products below 2^53
         upper = field.reduced((field.reduced(a) << 16) + b)
-        total = field.reduced((upper << 26) + (field.reduced(c) << 16) + d)
-        for k, column in places:
-            number = field.lift(part[k : k + 1, column], scalar=False).entries
-            number = field.mul(number, field.modulus.powers[scale - _LOWEST_EXPONENT])
-            total[..., column] += field.mul(entries[..., k], number)
-        yield total
+        yield field.reduced((upper << 26) + (field.reduced(c) << 16) + d)
 
 
 def _scale(weight: Array) -> int | None:
