@@ -139,11 +139,9 @@ Product = tuple[float, str, Callable[["Field"], int]]
 def _known_numbers() -> list[tuple[float, str, Fraction, int, Fraction | str]]:
     """Numbers that constants are rounded from, in order: value, spelling, factor, and how many roots of what."""
     one = Fraction(1)
-    found: dict[float, tuple[str, Fraction, int, Fraction | str]] = {
-        a / b: (f"{a}/{b}", one, 0, Fraction(a, b))
-        for a, b in itertools.product(range(1, 65), repeat=2)
-        if math.gcd(a, b) == 1
-    }
+    found: dict[float, tuple[str, Fraction, int, Fraction | str]] = {}
+    for a, b in itertools.product(range(1, 65), repeat=2):
+        found.setdefault(a / b, (f"{a}/{b}", one, 0, Fraction(a, b)))
     for n in range(2, 4097):
         found.setdefault(math.sqrt(n), (f"sqrt({n})", one, 1, Fraction(n)))
         found.setdefault(1 / math.sqrt(n), (f"1/sqrt({n})", one, 1, Fraction(1, n)))

@@ -322,9 +322,9 @@ def _sequence(call: Call, *operands: Any) -> Any:
 
 @operator("SequenceInsert", moves=True)
 def _sequence_insert(call: Call, sequence: list[Any], x: Any, position: Any = None) -> Any:
-    place = len(sequence) if position is None else first(position)
-    place = place + len(sequence) if place < 0 else place
-    return [*sequence[:place], x, *sequence[place:]]
+    made = list(sequence)
+    made.insert(len(made) if position is None else first(position), x)  # counted from the end as in Python
+    return made
 
 
 @operator("SequenceAt", moves=True)

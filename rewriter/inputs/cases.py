@@ -386,12 +386,9 @@ class Maker:
         self.free = self.varied - self._pinned().keys()  # not fixed by the caller
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
         most_token = max(map(max, texts), default=math.inf)
-        words = (
-            spec
-            for spec in self.specs
-            if spec.role is Role.IDS and spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}
-        )
-        self._worded = {spec.name for spec in words if most_token < (spec.rows or 0)}  # text in the model's vocabulary
+        known = (spec for spec in self.specs if spec.role is Role.IDS and most_token < (spec.rows or 0))
+        # Text in the model's vocabulary.
+        self._worded = {spec.name for spec in known if spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}}
         self.texts = texts if self._worded else ()  # alternate with random numbers, if the model has these tokens
         self._states = states if self.texts else None
 

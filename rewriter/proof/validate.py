@@ -292,9 +292,7 @@ class Judge:
         if coarse:
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
         told = old.cpu_nodes is not None and new.cpu_nodes is not None
-        there, fallen = (
-            _without_shapes(ran.cpu_nodes or (), side) for ran, side in zip((old, new), sides, strict=True)
-        )
+        there, fallen = (_without_shapes(ran.cpu_nodes, side) for ran, side in zip((old, new), sides, strict=True))
         return ProviderRun(
             compared=found,
             error_ratio=_error_ratio(before, after, ways),
@@ -372,13 +370,13 @@ def _coarse_operators(provider: str, side: Side) -> list[str]:
     return sorted({node.op_type for view, node in nodes if view.type_of(node.output[0]).elem_type == double})
 
 
-def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
-    """The nodes, as a session names them, except nodes that compute 64-bit integers only."""
+def _without_shapes(nodes: Sequence[str] | None, side: Side) -> list[str]:
+    """The nodes, as a session names them, except nodes that compute 64-bit integers only; none if it names none."""
     of_shapes = {
         f"{node.op_type} '{node.name}'" for view, node in (_nodes(side) if nodes else ())
         if all(view.type_of(name).elem_type == onnx.TensorProto.INT64 for name in node.output if name)
     }  # fmt: skip
-    return [each for each in nodes if each not in of_shapes]
+    return [each for each in nodes or () if each not in of_shapes]
 
 
 def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
