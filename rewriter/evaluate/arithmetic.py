@@ -88,11 +88,6 @@ def _fact(table: Array, name: str, find: Callable[[Array], Any]) -> Any:
     return facts[name]
 
 
-def origin(table: Array) -> bytes:
-    """A digest of how a table was computed, if that is known, or else its `content`: equal for equal tables alone."""
-    return bytes(_fact(table, "origin", content))
-
-
 def content(table: Array) -> bytes:
     """A digest of a table's numbers, or text; narrow floats count as float32."""
     return bytes(_fact(table, "content", _digest))
@@ -236,7 +231,7 @@ class Field:
     def sub(self, a: Any, b: Any) -> Array:
         return self._wrapped(np.asarray(a - b))
 
-    def mul(self, a: Array, b: Array) -> Array:
+    def mul(self, a: Any, b: Any) -> Array:
         return self.reduced(a * b)
 
     def div(self, a: Array, b: Array) -> Array:
@@ -405,8 +400,7 @@ class Field:
         return self.inv(self.add(1, self.exp(self.neg(a))))
 
     def tanh(self, a: Array) -> Array:
-        doubled = self.exp(self.add(a, a))
-        return self.mul(self.sub(doubled, 1), self.inv(self.add(doubled, 1)))
+        return self.sub(self.mul(2, self.sigmoid(self.add(a, a))), 1)
 
     def order(self, a: Array) -> Array:
         """What entries are sorted by: an order that is the same for equal entries, and means nothing else."""

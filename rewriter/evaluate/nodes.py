@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, is_float, origin, plain, unchanging
+from rewriter.evaluate.arithmetic import Unsupported, content, is_float, plain, unchanging
 from rewriter.evaluate.table import MICROSOFT, Call, operator, tuple_of
 from rewriter.graph.constants import elem_type_of, model_of
 from rewriter.graph.types import TensorType
@@ -55,7 +55,7 @@ class Kernels:
         for number, each in enumerate(result):
             if isinstance(each, np.ndarray):
                 how = b"%b %d %d" % (stated, self._opsets.get("", 1), number)
-                unchanging(each, self._facts.setdefault(how, {"origin": how}))
+                unchanging(each, self._facts.setdefault(how, {}))
         return result
 
     def _run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
@@ -87,7 +87,7 @@ def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[An
 def key_on(node: onnx.NodeProto, operands: Iterable[Array | None]) -> bytes:
     """A digest of what a node computes: its operator, attributes, and arrays."""
     stated = sorted(attribute.SerializeToString() for attribute in node.attribute)
-    given = [None if each is None else (str(each.dtype), origin(each)) for each in operands]
+    given = [None if each is None else (str(each.dtype), content(each)) for each in operands]
     return hashlib.blake2b(repr((key_of(node), stated, given)).encode()).digest()
 
 

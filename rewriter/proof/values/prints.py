@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Value, content, is_float, origin
+from rewriter.evaluate.arithmetic import Field, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
@@ -78,7 +78,7 @@ class Fingerprints(Evaluator):
             # A constant has the fingerprint of the entries that it is, a large one that of its bits.
             large = not isinstance(value, Value) and value.size > _LARGE
             entries: Any = value if large else np.ascontiguousarray(self.field.lift(value).entries)
-            digest = hashlib.sha256(self.field.key + (origin if large else content)(entries)).digest()
+            digest = hashlib.sha256(self.field.key + content(entries)).digest()
             loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
             self.prints[name] = Print((entries.shape, digest), (entries.size, loose))
 
