@@ -70,7 +70,7 @@ def _einsums() -> list[Case]:
         ("ij,jk,kl->il", (2, 3), (3, 4), (4, 5)),
         ("ij,ij,ij->ij", (2, 3), (2, 3), (2, 3)), ("ijk,k->ij", (2, 3, 4), (4,)), ("tk,ktd->td", (5, 2), (2, 5, 3)),
         ("bik,lk,bl->bil", (2, 3, 4), (5, 4), (2, 5)), ("zba,a", (2, 3, 4), (4,)), ("ii->i", (3, 3)),
-        ("bii,i->b", (2, 3, 3), (3,)),
+        ("bii,i->b", (2, 3, 3), (3,)), ("...d,de,be->b...", (2, 70), (70, 80), (3, 80)),
     ]  # fmt: skip
     cases = [Case("Einsum", [_x(*each) for each in shapes], {"equation": equation}) for equation, *shapes in table]
     equation = {"equation": "...ij,...jk->...ik"}
