@@ -110,8 +110,8 @@ def attack(ends: tuple[str, str], body: str) -> onnx.ModelProto:
     known |= {name: np.asarray(x, np.int64) for name, x in (INTEGERS | {"j2": [2]}).items()} | OTHERS
     named = {name for name in known if re.search(rf"\b{name}\b", body)}
     constants = {name: onnx.numpy_helper.from_array(known[name], name) for name in named}
-    functions = {"functions": NARROW, "domains": {"own": 1}} if "own." in body else {}
-    return text_model(body, inputs=ends[0], outputs=ends[1], constants=constants, **functions)
+    options: dict[str, Any] = {"functions": NARROW, "domains": {"own": 1}} if "own." in body else {}
+    return text_model(body, inputs=ends[0], outputs=ends[1], constants=constants, **options)
 
 
 @pytest.mark.sample(6, turns=False)
@@ -136,13 +136,12 @@ def test_another_default_of_an_input() -> None:
 
 
 def test_a_weight_named_like_a_part_of_a_definition() -> None:
-    models = []
-    for scale in (np.ones(4), np.arange(1.0, 5.0)):
-        body = "out = com.microsoft.SkipLayerNormalization(x, x, gamma)"
-        model = text_model(body, constants={"gamma": scale}, domains={"com.microsoft": 1})
+    body = "out = com.microsoft.SkipLayerNormalization(x, x, gamma)"
+    scales = np.ones(4), np.arange(1.0, 5.0)
+    a, b = (text_model(body, constants={"gamma": each}, domains={"com.microsoft": 1}) for each in scales)
+    for model in (a, b):
         model.graph.node[0].input[2] = model.graph.initializer[0].name = "out/sum"
-        models.append(model)
-    assert not certify(*models).certificate.certified
+    assert not certify(a, b).certificate.certified
 
 
 def test_operands_in_the_other_order() -> None:
