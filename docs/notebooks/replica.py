@@ -28,7 +28,7 @@ from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import FrozenNorm, held_norm, norm_of, writes
 from rewriter.interpret.sublayers import Named
 from rewriter.interpret.trace import Norm
-from rewriter.interpret.why import ScoreTerms, scores_of
+from rewriter.interpret.why import ScoreTerms
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -203,8 +203,7 @@ class Replica:
             raise UsageError(f"{path.name} is not a decoder whose logits are a linear map of its normalised stream")
         self._run, self.causal = run, chain.unembedding is not None
         self._writes = writes(run.index.view, Constants(run.index.view), run.index.sublayers)
-        self._scores = scores_of(run)
-        run.start(len(chain.stages), {chain.norm.output}.union(*(each.needed for each in self._scores.values())))
+        run.start(len(chain.stages), chain.norm.output)
         self.stages = [
             tuple(self._sublayer(named, stage.before) for named in stage.sublayers) for stage in chain.stages
         ]
@@ -233,16 +232,16 @@ class Replica:
         write = self._writes[name].norm
         after = None if write is None else self._norm(write, write.data, name)
         if isinstance(own, Attention):
-            scores = self._scores.get(name)
-            if own.cross or scores is None:
-                raise UsageError(f"{name} reads other tokens than its own, or has scores that no tensor holds")
+            if own.cross:
+                raise UsageError(f"{name} reads other tokens than its own")
+            scores = ScoreTerms(run, name)
             weights = {each: _tensor(run.index[f"{name}.{each}"]) for each in _WEIGHTS}
             weights["W_O"] = weights["W_O"].flatten(0, 1)
             sides = {
                 each: self._side(scores, name, columns, each) for each, columns in (("Q", own.query), ("K", own.key))
             }
-            positions = run.hooked(f"{name}.hook_attn_scores")
-            product = run.own(run.values[own.product].reshape(-1, *positions.shape)) * own.factor
+            positions = scores.run.hooked(f"{name}.hook_attn_scores")
+            product = run.own(scores.run.values[own.product].reshape(-1, *positions.shape)) * own.factor
             positions = np.maximum(positions - product, _LEAST)
             width = weights["W_V"].shape[2]
             return Sublayer(name, norm, after, weights, None, width, own.scale, sides, _tensor(positions))
@@ -259,7 +258,7 @@ class Replica:
         return Sublayer(name, norm, after, weights, ACTIVATIONS[function])
 
     def _side(self, scores: ScoreTerms, name: str, columns: HeadColumns, side: str) -> Side:
-        run, norm, turned = self._run, None, None
+        run, norm, turned = scores.run, None, None
         if columns.norm is not None:
             before, result = (run.hooked(f"{name}.hook_{side.lower()}{each}") for each in ("", "_normed"))  # [T, H, K]
             constants = {part: run.index[f"{name}.{side.lower()}_norm.{part}"] for part in columns.norm.norm.constants}

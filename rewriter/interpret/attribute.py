@@ -7,6 +7,7 @@ the logit from its end to its beginning. Shapes: T tokens, D = d_model, of one s
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, compress
@@ -18,7 +19,7 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
-from rewriter.interpret.index import AffineMap, HeadIndex, heads
+from rewriter.interpret.index import AffineMap, HeadIndex, ValueOf, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged
@@ -72,16 +73,14 @@ def attribute(
 
 def attribution_of(run: "FrozenRun", linear: "Linear", chosen: tuple[int, ...]) -> Attribution:
     """The attribution of a frozen network's logit, or difference; `chosen` are its entries."""
-    direct, paths = dict(linear.constants), dict(linear.constants)
-    effects = dict[str, Array]()
+    direct, paths, effects = dict(linear.constants), dict(linear.constants), linear.effects
     for place, (stage, (before, _)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
-        for name, step in stage.steps.items():
+        for name in stage.steps:
             paths.update({f"{name}.{part}": array for part, array in linear.inside[name].constants.items()})
-            effects[name] = (linear.inside[name].at * step.written).sum(axis=-1)
         if stage.between is not None:
             name = f"{next(iter(linear.stages[place - 1].steps))}.after.ln.b"
             paths[name] = np.asarray((before * stage.between.bias).sum())
-    paths["embed"] = (linear.gradients[0][0] * linear.start).sum(axis=-1)
+    paths["embed"] = linear.embed
     token, written = linear.position, Written(linear.stages, {"embed": linear.start}, None)
     for name, given in written.along(len(linear.stages), token, linear.gradients[-1][1][[token]]):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
@@ -154,26 +153,30 @@ class NeuronStep(Step):
     """Neurons with frozen gates."""
 
     norm: FrozenNorm
-    # of the pre-activation and of a gate's value: factor [T, neurons], and affine map
-    reads: tuple[tuple[Array, AffineMap], ...]
-    constant: float
+    own: NeuronHeads
+    value_of: ValueOf
+    pre: Array  # [T, neurons], pre-activations
+    linear: Array | None  # [T, neurons], the values of gates
 
-    @classmethod
-    def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> "NeuronStep":
-        """Neurons with the gates of pre-activations and values [T, neurons]."""
-        query, value, output = (AffineMap(each, index.value_of) for each in (own.query, own.value, own.output))
-        zero, rate = held(own.function, pre)
-        made = zero + rate * pre
-        if linear is None:
-            return cls(norm, made[..., None], output.bias(), output.weight, ((rate, query),), zero)
-        shares = (rate * linear / 2.0, query), ((zero + made) / 2.0, value)
-        return cls(norm, (made * linear)[..., None], output.bias(), output.weight, shares, 0.0)
+    @property
+    def constant(self) -> float:
+        """f(0), which counts as bias tokens."""
+        return float(self.own.function(np.zeros(1))[0]) if self.linear is None else 0.0
+
+    @property
+    def reads(self) -> list[tuple[Array, AffineMap]]:
+        """(factor [T, neurons], affine map) of the pre-activation, and of a gate's value; not kept, as it is large."""
+        query, value = (AffineMap(each, self.value_of) for each in (self.own.query, self.own.value))
+        zero, rate = held(self.own.function, self.pre)
+        if self.linear is None:
+            return [(rate, query)]
+        return [(rate * self.linear / 2.0, query), (zero + rate * self.pre / 2.0, value)]
 
     def inside(self, at: Array) -> tuple[Array, dict[str, Array]]:
-        own = at[..., 0]
+        own, reads = at[..., 0], self.reads
         constants = {"bias_tokens": own.sum(axis=0) * self.constant} if self.constant else {}
-        constants["b_in"] = np.asarray(sum((own * rate).sum(axis=0) * affine.bias() for rate, affine in self.reads))
-        return np.asarray(sum((own * rate) @ affine.weight().T for rate, affine in self.reads)), constants
+        constants["b_in"] = np.asarray(sum((own * rate).sum(axis=0) * affine.bias() for rate, affine in reads))
+        return np.asarray(sum((own * rate) @ affine.weight().T for rate, affine in reads)), constants
 
 
 def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
@@ -302,6 +305,17 @@ class Linear:
     constants: Mapping[str, Array]
     position: int
 
+    @property
+    def effects(self) -> dict[str, Array]:
+        """As `Attribution.effects`."""
+        steps = [pair for stage in self.stages for pair in stage.steps.items()]
+        return {name: (self.inside[name].at * step.written).sum(axis=-1) for name, step in steps}
+
+    @property
+    def embed(self) -> Array:
+        """What each token contributes, [T]."""
+        return np.asarray((self.gradients[0][0] * self.start).sum(axis=-1))
+
 
 class FrozenRun:
     """The first sequence of a run in float64."""
@@ -313,11 +327,16 @@ class FrozenRun:
         self.words = next(iter(self.given.spelled), ())
         self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, index.writes, self._output)
+        stages = enumerate(self.chain.stages)
+        self.places = {named.name: place for place, stage in stages for named in stage.sublayers}
+        named = ((each.name, each.sublayer) for each in index.attention if each.name in self.places)
+        self.attention = {name: own for name, own in named if isinstance(own, Attention)}
         self.hooks = hooks_of(index)
-        self.values: Mapping[str, Array] = {}
+        self.values = dict[str, Array]()
+        self.entries = np.empty(0)  # of the output at the position of `linear`
 
-    def start(self, count: int, further: Collection[str]) -> None:
-        """Run the model, and keep `further` tensors (except "") and those of the first stages. Raises UsageError."""
+    def start(self, count: int, *further: str) -> None:
+        """Run the model, and keep `further` tensors and those of the first stages. Raises UsageError."""
         needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
             needed |= {stage.before, stage.after, stage.norm.output if stage.norm else ""}
@@ -328,6 +347,13 @@ class FrozenRun:
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
                 needed.update(tensor for hook in self._hooks(named).values() for tensor in self.hooks[hook].tensors)
         self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
+
+    def extended(self, tensors: Collection[str]) -> "FrozenRun":
+        """The run with further tensors, computed from those that it has."""
+        made = copy(self)
+        known = replace(self.case, feeds={**self.case.feeds, **self.values})
+        made.values = {**self.values, **values_in_float64(self.index, known, sorted(tensors))}
+        return made
 
     def _hooks(self, named: Named) -> dict[str, str]:
         own = named.sublayer
@@ -366,25 +392,24 @@ class FrozenRun:
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """The tokenizer's text of output entries; empty if they are not its tokens."""
-        return self.given.entries(numbers, self.values[self._output].shape[-1])
+        return self.given.entries(numbers, len(self.entries))
 
-    def entries(self, position: int) -> Array:
-        made = self.values[self._output][0]
-        return np.asarray(made if self.chain.token is not None else made[position])
-
-    def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:
-        """The frozen network up to an entry, or a difference of two; keeps `further` tensors. Raises UsageError."""
+    def linear(self, logit: int, minus: int | None, position: int) -> Linear:
+        """The frozen network up to an entry, or a difference of two. Raises UsageError."""
         chain = self.chain
-        self.start(len(chain.stages), (self._output, chain.logits, chain.norm.output, *further))
-        shape = self.values[self._output].shape
-        if len(shape) != (3 if chain.token is None else 2):
-            raise UsageError(f"output {self._output} has shape {list(shape)}, not [batch, tokens, entries]")
-        made = self.own(self.values[chain.logits])
+        self.start(len(chain.stages), self._output, chain.logits, chain.norm.output)
+        output, logits = (self.values[name] for name in (self._output, chain.logits))
+        for name in {self._output, chain.logits} - {chain.norm.output}:  # they are large, and nothing else reads them
+            del self.values[name]
+        if output.ndim != (3 if chain.token is None else 2):
+            raise UsageError(f"output {self._output} has shape {[*output.shape]}, not [batch, tokens, entries]")
+        made = self.own(logits)
         if chain.token is not None:  # [entries]: the output has one token only
             made, position = made[None], 0
         for what, entry, axis in (("token", position, 0), ("logit", logit, 1), ("logit", minus or 0, 1)):
             if not -made.shape[axis] <= entry < made.shape[axis]:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
+        self.entries = output[0] if chain.token is not None else output[0, position].copy()
         chosen, constants = [logit, logit if minus is None else minus], dict[str, Array]()
         signs = np.array([1.0, 0.0 if minus is None else -1.0])
         value = float(made[position, chosen] @ signs)
@@ -425,10 +450,11 @@ class FrozenRun:
         norm = self.index.writes[named.name].norm
         after = None if norm is None else self.freeze(norm, norm.data, named.name)
         if isinstance(own, NeuronHeads):
-            step = NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
+            output, pre, linear = AffineMap(own.output, self.index.value_of), hooked["pre"], hooked.get("pre_linear")
             # The file's own output: with its rounded constants, a computed one would differ in the last digits.
-            written = self.stream(own.output.data)[..., None] if own.gate else step.written
-            return replace(step, written=written, after=after)
+            made = self.stream(own.output.data) if own.gate else own.function(pre) * (1.0 if linear is None else linear)
+            further = own, self.index.value_of, pre, linear
+            return NeuronStep(frozen, made[..., None], output.bias(), output.weight, *further, after=after)
 
         def weight(part: str) -> Array:
             return self.index[f"{named.name}.{part}"]

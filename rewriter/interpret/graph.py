@@ -12,7 +12,7 @@ Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -25,7 +25,7 @@ from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, Neuro
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.run import InputsOrText
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.interpret.why import ScoreTerms, Why, scores_of
+from rewriter.interpret.why import ScoreTerms, Why
 
 _MAX_NODES = 10_000  # all their edges fit into a gigabyte
 _KEPT_NODES, _KEPT_EDGES = 0.8, 0.98  # shares of influence that pruning keeps, as in circuit-tracer
@@ -184,9 +184,7 @@ def attribution_graph(
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
     run = FrozenRun(model, inputs)
-    scores = scores_of(run)
-    further = {tensor for each in scores.values() for tensor in each.needed}
-    linear, entries = run.linear(logit, minus, position, further), run.entries(position)
+    linear, entries = run.linear(logit, minus, position), run.entries
     length, entry = len(linear.start), logit % len(entries)
     nodes = [GraphNode("embedding", "embed", 0, token) for token in range(length)]
     members = _members_of(linear, nodes, max_nodes)
@@ -201,9 +199,10 @@ def attribution_graph(
     tokens = tuple(range(length)) if ids is None else ids
     shown = run.words or tuple(map(str, tokens))
     why = dict[int, Callable[[Sequence[str]], Why]]()
+    scores = cache(partial(ScoreTerms, run))
     for place in np.flatnonzero((kinds == "head") & kept).tolist():
         with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
-            why[place] = found.score(scores[nodes[place].name], nodes[place])
+            why[place] = found.score(scores(nodes[place].name), nodes[place])
     named = _ids(run.index, tokens, nodes)
     return AttributionGraph(
         logit=linear.value,
@@ -249,13 +248,13 @@ class Members:
 
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
     """Sublayer to its heads or neurons; adds nodes: the `most` with the largest effects have separate ones."""
-    gradients = {name: (step, linear.inside[name].at) for stage in linear.stages for name, step in stage.steps.items()}
-    sizes = np.concatenate([np.abs((at * step.written).sum(axis=-1)).reshape(-1) for step, at in gradients.values()])
+    every = linear.effects
+    sizes = np.concatenate([np.abs(effects).reshape(-1) for effects in every.values()])
     chosen = np.zeros(sizes.size, bool)
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
     found: dict[str, Members] = {}
-    for name, (step, at) in gradients.items():
-        neurons, effects = isinstance(step, NeuronStep), (at * step.written).sum(axis=-1)
+    for name, step in (pair for stage in linear.stages for pair in stage.steps.items()):
+        neurons, effects, at = isinstance(step, NeuronStep), every[name], linear.inside[name].at
         own, chosen = chosen[: effects.size].reshape(effects.shape), chosen[effects.size :]
         places, starts = np.zeros(effects.shape, np.int64), [len(nodes)]
         for token, row in enumerate(own):

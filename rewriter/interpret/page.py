@@ -5,7 +5,7 @@ activations, original heads by the same measure as far as their patterns fit, an
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,13 +17,13 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, tokens_as_text
 from rewriter.inputs.cases import Case
-from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution_of, by_head
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
-from rewriter.interpret.run import InputsOrText, Text, cases_of, hooks_of, recorded
+from rewriter.interpret.run import Hook, InputsOrText, Text, cases_of, hooks_of, values_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.why import ScoreTerms, scores_of
+from rewriter.interpret.why import ScoreTerms
 
 MAX_TOKENS = 256  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES, _MAX_ACTIVATIONS = 5 * 2**19, 5 * 2**11  # of all original heads; of all neurons
@@ -60,41 +60,36 @@ def head_pictures(
     if not index.sublayers:
         raise UsageError("no heads were found: there is nothing to show")
     given = cases_of(index, inputs)
-    patterns, activations = _recorded(index, given.only)
-    tokens = max(len(each) for each in activations.values())
-    ids = given.token_ids(tokens)
-    last = min(tokens, MAX_TOKENS)
     effects, shown_logit, embed = dict[str, Array](), None, None
     if logit is not None:
         run = FrozenRun(index, given)
-        scores = scores_of(run)
-        linear = run.linear(logit, minus, position, {tensor for each in scores.values() for tensor in each.needed})
-        found = attribution_of(run, linear, ())
-        effects, embed = dict(found.effects), found.paths["embed"]
-        last = max(position % tokens + 1, last)
+        stages, effects, embed, value = _attributed(run, logit, minus, position)
         asked = [logit] if minus is None else [logit, minus]
         names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
-        shown_logit = {"entry": " - ".join(names), "position": position, "value": found.logit}
+        shown_logit = {"entry": " - ".join(names), "position": position, "value": value}
+    tokens, chosen, patterns, activations = _recorded(index, given.only, effects, most)
+    effects = {name: array[:, chosen[name]] for name, array in effects.items()}
+    ids = given.token_ids(tokens)
+    last = min(tokens, MAX_TOKENS)
+    if logit is not None:
+        last = max(position % tokens + 1, last)
     window = range(max(0, last - MAX_TOKENS), last)
-    # The largest effect of each head or neuron: on the logit, else its activation.
-    sizes = {name: np.abs(array).max(axis=0, initial=0.0) for name, array in {**activations, **effects}.items()}
-    chosen = _chosen(index, sizes, most, tokens)
     read, missing = _read(index, chosen, opened)
-    names, why = ([], {}) if logit is None else _explained(run, scores, linear, chosen, window)
+    names, why = ([], {}) if logit is None else _explained(run, stages, chosen, window)
     rows, shown = list[dict[str, Any]](), slice(window.start, window.stop)
     originals = sum(len(chosen[each.name]) for each in index.sublayers if isinstance(each.sublayer, Attention))
     least = _LEAST_WEIGHT if originals * len(window) ** 2 > _MAX_EXACT_ENTRIES else 0.0
     for each in index.sublayers:
-        for number in chosen[each.name]:
-            name, effect = each.members[number], effects[each.name][:, number] if each.name in effects else None
+        for place, number in enumerate(chosen[each.name]):
+            name, effect = each.members[number], effects[each.name][:, place] if each.name in effects else None
             row = {
                 "name": name,
                 "sublayer": each.name,
                 "number": number,
                 "kind": "neuron" if isinstance(each.sublayer, NeuronHeads) else "head",
                 "cross": isinstance(each.sublayer, Attention) and each.sublayer.cross,
-                "activation": [*map(_rounded, activations[each.name][shown, number])],
-                "pattern": _pattern(each, number, patterns[each.name], shown, least),
+                "activation": [*map(_rounded, activations[each.name][shown, place])],
+                "pattern": _pattern(each, patterns[each.name][place], shown, least),
                 "tokens": read.get(name, []),
                 "scores": why.get(name),
                 "effects": None if effect is None else [*map(_rounded, effect[shown])],
@@ -122,20 +117,50 @@ def head_pictures(
     }
 
 
-def _recorded(index: HeadIndex, case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(patterns [heads, dest, src] or [tokens, heads, 1 + m], activations [tokens, members])."""
+def _attributed(
+    run: FrozenRun, logit: int, minus: int | None, position: int
+) -> tuple[Sequence[FrozenStage], dict[str, Array], Array, float]:
+    """The frozen stages, effects, what tokens contribute, and the logit; gradients are large, and not kept."""
+    linear = run.linear(logit, minus, position)
+    return linear.stages, linear.effects, linear.embed, linear.value
+
+
+def _recorded(
+    index: HeadIndex, case: Case, effects: Mapping[str, Array], most: int
+) -> tuple[int, dict[str, list[int]], dict[str, Array], dict[str, Array]]:
+    """(tokens, chosen members, their patterns [members, heads of each, dest, src], activations [tokens, members]).
+
+    Chosen are those with the largest effect on the logit, or without one those with the largest activation.
+    """
     hooks = {name: hook for name, hook in hooks_of(index).items() if name.endswith((".hook_pattern", ".hook_z"))}
-    (found,) = recorded(index, [case], hooks)
-    patterns, activations = dict[str, Array](), dict[str, Array]()
+    values = values_of(index, case, [tensor for hook in hooks.values() for tensor in hook.tensors])
+
+    def activation(named: Named, hooks: Mapping[str, Hook], members: Sequence[int]) -> Array:
+        """[tokens, members]."""
+        z = hooks[f"{named.name}.hook_z"].make(values)[0]
+        if isinstance(named.sublayer, NeuronHeads):  # along its row of W2
+            factors = np.array([[group.factor] for group in named.sublayer.groups], np.float64)
+            return np.asarray((z.reshape(len(z), len(factors), len(members)) * factors).sum(axis=1))
+        # The norm of what a head writes.
+        made = z[:, members].swapaxes(0, 1).astype(np.float64) @ index[f"{named.name}.W_O"][members]
+        return np.asarray(np.linalg.norm(made, axis=-1).T)
+
+    sizes = {
+        each.name: effects[each.name] if each.name in effects else activation(each, hooks, range(each.sublayer.count))
+        for each in index.sublayers
+    }
+    tokens = max(len(each) for each in sizes.values())
+    chosen = _chosen(index, {name: np.abs(each).max(axis=0, initial=0.0) for name, each in sizes.items()}, most, tokens)
+    hooks, patterns, activations = hooks_of(index, chosen), dict[str, Array](), dict[str, Array]()
     for each in index.sublayers:
-        patterns[each.name], z = found[f"{each.name}.hook_pattern"][0], found[f"{each.name}.hook_z"][0]
-        if isinstance(each.sublayer, NeuronHeads):  # along its row of W2
-            factors = np.array([group.factor for group in each.sublayer.groups], np.float64)
-            activations[each.name] = np.einsum("tgn,g->tn", z.reshape(len(z), len(factors), -1), factors)
-        else:  # the norm of what a head writes
-            written = np.einsum("thk,hkd->thd", z.astype(np.float64), index[f"{each.name}.W_O"])
-            activations[each.name] = np.linalg.norm(written, axis=-1)
-    return patterns, activations
+        own, numbers, pattern = each.sublayer, chosen[each.name], hooks[f"{each.name}.hook_pattern"].make(values)[0]
+        if isinstance(own, NeuronHeads):
+            apart = pattern.reshape(len(pattern), len(own.groups), len(numbers), 1 + own.bias_tokens)
+            patterns[each.name] = apart.transpose(2, 1, 0, 3)
+        else:
+            patterns[each.name] = pattern[numbers, None]
+        activations[each.name] = activation(each, hooks, numbers)
+    return tokens, chosen, patterns, activations
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
@@ -164,39 +189,39 @@ def _read(
     return rows, dict(made.missing)
 
 
-def _pattern(named: Named, number: int, pattern: Array, shown: slice, least: float) -> list[Any]:
-    """The patterns of a head, without weights below `least`, or of all heads of a neuron."""
-    own = named.sublayer
-    if isinstance(own, NeuronHeads):
-        found = [pattern[shown, each] for each in range(number, own.heads, own.neurons)]
-    else:
-        weights = pattern[number, shown, slice(0, MAX_TOKENS) if own.cross else shown]
-        found = [np.where(weights < least, 0.0, weights)]
-    return [np.nan_to_num(each.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist() for each in found]
+def _pattern(named: Named, pattern: Array, shown: slice, least: float) -> list[Any]:
+    """The pattern of an original head, without weights below `least`, or those of a neuron's heads."""
+    own, found = named.sublayer, pattern[:, shown]
+    if isinstance(own, Attention):
+        found = found[..., slice(0, MAX_TOKENS) if own.cross else shown]
+        found = np.where(found < least, 0.0, found)
+    made: list[Any] = np.nan_to_num(found.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist()
+    return made
 
 
 def _explained(
-    run: FrozenRun, scores: Mapping[str, ScoreTerms], linear: Linear, chosen: Mapping[str, list[int]], window: range
+    run: FrozenRun, stages: Sequence[FrozenStage], chosen: Mapping[str, list[int]], window: range
 ) -> tuple[list[str], dict[str, list[list[Any]]]]:
     """The scores of shown heads with the largest attention weights, as sums: (names of sources, head to its scores).
 
     A score is [query and key in the window, score, added part, largest terms as [source at query, at key, value]].
     """
-    window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
+    start = run.beginning
+    window = window[: max(len(start["embed"]) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
     names, rows, asked = dict[str, int](), dict[str, list[list[Any]]](), dict[str, list[tuple[int, int, int]]]()
-    written = Written(linear.stages, run.beginning, by_head(window))
+    written = Written(stages, start, by_head(window))
     # Keys of another sequence are one source.
-    heads = [(name, place) for name, each in scores.items() if not each.cross for place in range(len(chosen[name]))]
+    heads = [(name, number) for name, each in run.attention.items() if not each.cross for number in chosen[name]]
     factors = np.where(np.array(window) == 0, _SINK_FACTOR, 1.0)
-    weights = np.array([scores[name].pattern[chosen[name][place], own, own] * factors for name, place in heads])
+    weights = np.array([run.hooked(f"{name}.hook_pattern")[number, own, own] * factors for name, number in heads])
     for largest in np.argsort(-weights, axis=None, kind="stable")[:_MAX_SCORES].tolist():
         head, query, key = (int(each) for each in np.unravel_index(largest, weights.shape))
         if weights[head, query, key]:
-            name, place = heads[head]
-            asked.setdefault(name, []).append((chosen[name][place], window[query], window[key]))
+            name, number = heads[head]
+            asked.setdefault(name, []).append((number, window[query], window[key]))
     for name, places in asked.items():
-        explained = scores[name].whys(written, places)
+        explained = ScoreTerms(run, name).whys(written, places)
         for number, *tokens in places:
             with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
                 why = explained(number, *tokens)

@@ -99,18 +99,21 @@ def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, A
 
 
 def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
-    """Values of tensors, the model evaluated in float64. Raises ValidationError if an operator has no such form."""
-    found = dict(case.feeds)
+    """Likewise, the model evaluated in float64. Raises ValidationError if an operator has no such form."""
+    view, found = index.view, dict(case.feeds)
+    inside = [name for name in names if name not in found]
+    fed_inside = any(name not in view.inputs for name in found)
+    parts = (upstream(view, frozenset(found), inside),) if fed_inside else split(view, inside, _BYTES_AT_ONCE)
     try:
-        for part in split(index.view, names, _BYTES_AT_ONCE):
-            found |= open_reference(replace(index.source, proto=extract(index.proto, index.view, part)))(found)
+        for part in parts:
+            found |= open_reference(replace(index.source, proto=extract(index.proto, view, part)))(found)
     except Unsupported as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
     return {name: np.asarray(found[name]) for name in names}
 
 
-def hooks_of(index: HeadIndex) -> dict[str, Hook]:
-    """All hooks of a model, layer by layer."""
+def hooks_of(index: HeadIndex, neurons: Mapping[str, Sequence[int]] | None = None) -> dict[str, Hook]:
+    """All hooks of a model, layer by layer; those of neurons record all, or some of each sublayer."""
     found: dict[str, Hook] = {}
     for layer, sublayers in index.layers.items():
         z = next((each.sublayer.z for each in sublayers if isinstance(each.sublayer, Attention)), "")
@@ -118,7 +121,8 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
         found.update({name: _by_sequence(index, tensor, z) for name, tensor in _streams(layer, written)})
         for each in sublayers:
             own = each.sublayer
-            hooks = _attention(own) if isinstance(own, Attention) else _neurons(index, own, z)
+            members = slice(None) if neurons is None else neurons[each.name]
+            hooks = _attention(own) if isinstance(own, Attention) else _neurons(index, own, z, members)
             found.update({f"{each.name}.{name}": hook for name, hook in hooks})
     return found
 
@@ -179,16 +183,16 @@ def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
     yield "hook_pattern", by_head(own.pattern)
 
 
-def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, Hook]]:
+def _neurons(index: HeadIndex, own: NeuronHeads, z: str, members: Sequence[int] | slice) -> Iterator[tuple[str, Hook]]:
     data_of = _by_sequence(index, own.data, z)
 
     def channels(values: Values, tensor: str, projection: Projection) -> Array:
         """Pre-activations or values [batch, tokens, neurons], computed where the file has no such tensor."""
         data = data_of.make(values)
         if tensor:
-            return values[tensor].reshape(*data.shape[:-1], own.neurons)
+            return values[tensor].reshape(*data.shape[:-1], own.neurons)[..., members]
         affine = AffineMap(projection, index.value_of)
-        return np.asarray(data @ affine.weight() + affine.bias()).astype(data.dtype, copy=False)
+        return np.asarray(data @ affine.weight()[:, members] + affine.bias()[members]).astype(data.dtype, copy=False)
 
     pre = partial(channels, tensor=own.gate, projection=own.query)
     linear = partial(channels, tensor=own.own, projection=own.value)

@@ -6,7 +6,7 @@ Rotations of q and k are linear too, and frozen. Shapes: D = d_model, K = d_head
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from glob import escape
@@ -74,13 +74,13 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     run = FrozenRun(model, inputs)
     # One name matches one head or, as chosen_heads says, none.
     ((named, (number,)),) = chosen_heads(run.index, escape(re.sub(r"\[(\d+)\]$", r".\1", head)))
-    place = next((at for at, each in enumerate(run.chain.stages) if named in each.sublayers), None)
+    place = run.places.get(named.name)
     if place is None:
         raise UsageError(f"{named.name} is not on the way to the output")
+    run.start(place + 1)
     own = named.sublayer
     if isinstance(own, Attention):
-        scores = ScoreTerms(run, place, named.name, own)
-        run.start(place + 1, scores.needed)
+        scores = ScoreTerms(run, named.name)
         t = _at(query, scores.pattern.shape[1])
         key = int(scores.pattern[number, t].argmax()) if key is None else key
         s = key = _at(key, scores.pattern.shape[2 if own.cross else 1])  # a cache may have places without tokens
@@ -88,24 +88,13 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         return scores.whys(written, [(number, t, s)])(number, t, s)
     if key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
-    reads = Reads(run, place, named.name, {"": own.query.data})
-    run.start(place + 1, reads.needed)
+    reads = Reads(run, named.name, {"": own.query.data})
     values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
     t, total = _at(query, len(values)), float(values[_at(query, len(values)), number])
     weight, bias = affine.weight([number]), affine.bias()[[number]]
     terms = reads.parts(_written(run, place, None), "", t, weight, bias, "b_in")
     rows = listed(run.index, named.name, terms)
     return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), terms.table, run.words)
-
-
-def scores_of(run: FrozenRun) -> "dict[str, ScoreTerms]":
-    """Attention sublayer to its scores."""
-    return {
-        named.name: ScoreTerms(run, place, named.name, named.sublayer)
-        for place, stage in enumerate(run.chain.stages)
-        for named in stage.sublayers
-        if isinstance(named.sublayer, Attention)
-    }
 
 
 def _written(run: FrozenRun, place: int, read: Any) -> Written:
@@ -115,13 +104,14 @@ def _written(run: FrozenRun, place: int, read: Any) -> Written:
 class Reads:
     """The input of a sublayer from the stream, source by source."""
 
-    def __init__(self, run: FrozenRun, place: int, name: str, data: Mapping[str, str]) -> None:
-        """`place` is that of the sublayer's stage; `data` maps a side, such as `Q`, to its input."""
-        self._run, self._place, self._name = run, place, name
-        before = run.chain.stages[place].before
+    def __init__(self, run: FrozenRun, name: str, data: Mapping[str, str], further: Collection[str] = ()) -> None:
+        """`data` maps a side, such as `Q`, to the input; `further` tensors are read too, of a run that has started."""
+        self._place, self._name = run.places[name], name
+        before = run.chain.stages[self._place].before
         norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
-        self._frozen = cache(lambda side: run.freeze(norms[side], before, name))
-        self.needed = {norm.output for norm in norms.values() if norm}
+        self.run = made = run.extended({norm.output for norm in norms.values() if norm}.union(further))
+        # Without a cycle, which would keep all arrays.
+        self._frozen = cache(lambda side: made.freeze(norms[side], before, name))
 
     def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Terms:
         """The terms [terms, K] of `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
@@ -134,20 +124,20 @@ class Reads:
 class ScoreTerms(Reads):
     """The scores of an attention sublayer before the softmax; keys of another sequence are one source."""
 
-    def __init__(self, run: FrozenRun, place: int, name: str, own: Attention) -> None:
+    def __init__(self, run: FrozenRun, name: str) -> None:
+        self._own = own = run.attention[name]
         data = {"Q": own.query.operator.data} | ({} if own.cross else {"K": own.key.operator.data})
-        super().__init__(run, place, name, data)
-        self._own, self.cross, view = own, own.cross, run.index.view
+        view = run.index.view
         self._operands: Sequence[str] = view.nodes[view.producer[own.product]].input
         sides = {"Q": own.query, "K": own.key}
         self._turning = {side: f"{side.lower()}_normed" if each.norm else side.lower() for side, each in sides.items()}
-        self._rotations = cache(self.rotation_at)
-        self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
+        parts = ("pattern", "attn_scores", "q", "k", *self._turning.values())
+        hooked = [tensor for part in parts for tensor in run.hooks[f"{name}.hook_{part}"].tensors]
+        super().__init__(run, name, data, (own.product, *self._operands, *hooked))
+        made = self.run
+        self._hooked = cache(lambda part: made.hooked(f"{name}.hook_{part}"))
         # [heads, K, D] and [heads, K], of which some heads are read in one copy
         self._weights = cache(lambda part: np.ascontiguousarray(run.index[f"{name}.{part}"].swapaxes(1, -1)))
-        self.needed |= {own.product, *self._operands}
-        for part in ("pattern", "attn_scores", "q", "k", *self._turning.values()):
-            self.needed |= {*run.hooks[f"{name}.hook_{part}"].tensors}
 
     @property
     def pattern(self) -> Array:
@@ -157,8 +147,8 @@ class ScoreTerms(Reads):
     def at(self, head: int, query: int, key: int) -> tuple[float, float]:
         """The model's score, and the `scale (q k)` in it."""
         scores = self._hooked("attn_scores")
-        product = self._run.own(self._run.values[self._own.product].reshape(-1, *scores.shape)) * self._own.factor
-        return float(scores[head, query, key]), float(product[head, query, key])
+        product = self.run.own(self.run.values[self._own.product].reshape(-1, *scores.shape))
+        return float(scores[head, query, key]), float(product[head, query, key] * self._own.factor)
 
     def whys(self, written: Written, places: Sequence[tuple[int, int, int]]) -> Callable[[int, int, int], Why]:
         """A function of one of the `places`, (head, query, key), to its score as a sum. Raises UsageError."""
@@ -167,20 +157,20 @@ class ScoreTerms(Reads):
         def side(kind: str, token: int) -> tuple[tuple[str, ...], Mapping[int, Array]]:
             heads = sorted({place[0] for place in places if place["HQK".index(kind)] == token})
             terms = self.side(written, kind, token, heads)
-            words = listed(self._run.index, self._name, terms)
+            words = listed(self.run.index, self._name, terms)
             return words, dict(zip(heads, terms.table.swapaxes(0, 1), strict=True))
 
         def why(head: int, query: int, key: int) -> Why:
             (asked, first), (told, second) = side("Q", query), side("K", key)
             sums = *self.at(head, query, key), asked, told, first[head] @ second[head].T
-            return Why(f"{self._name}[{head}]", query, key, *sums, self._run.words)
+            return Why(f"{self._name}[{head}]", query, key, *sums, self.run.words)
 
         return why
 
     def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Terms:
         """The terms [terms, heads, K] of queries or keys at a token: tables are their products."""
         given = self._hooked(self._turning[side])[token, heads]
-        if side == "K" and self.cross:
+        if side == "K" and self._own.cross:
             terms = Terms([(f"{self._name}.other_sequence", 1)], given[None])
         else:
             weight, bias = (self._weights(f"{part}_{side}")[heads] for part in "Wb")
@@ -188,7 +178,7 @@ class ScoreTerms(Reads):
             terms = self.parts(written, side, token, weight, bias.reshape(-1), f"b_{side}")
             terms = Terms(terms.sources, terms.table.reshape(-1, *given.shape))
             terms = self._normed(terms, side, token, heads) if self._turning[side] != side.lower() else terms
-        turned = self._rotations(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
+        turned = self.rotation_at(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
         made = terms.table.reshape(-1, len(turned)) @ turned  # one product
         return Terms(terms.sources, made.reshape(terms.table.shape))
@@ -196,20 +186,20 @@ class ScoreTerms(Reads):
     def _normed(self, terms: Terms, side: str, token: int, heads: Sequence[int]) -> Terms:
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))
         name = f"{self._name}.{side.lower()}_norm"
-        names = {part: f"{name}.{part}" for part in "wb" if f"{name}.{part}" in self._run.index}
-        constants = {part: self._run.index[each][heads] for part, each in names.items()}
+        names = {part: f"{name}.{part}" for part in "wb" if f"{name}.{part}" in self.run.index}
+        constants = {part: self.run.index[each][heads] for part, each in names.items()}
         norm = held_norm(before[heads], after[heads], constants, name)
         found = Terms(terms.sources, norm.linear(terms.table))
         return Terms.joined(found, Terms([(names["b"], 1)], constants["b"][None])) if "b" in names else found
 
     def rotation_at(self, side: str, token: int) -> Array:
         """[K, K], as factor on the right."""
-        after = self._run.values[self._operands["QK".index(side)]]
+        after = self.run.values[self._operands["QK".index(side)]]
         after = after if side == "Q" else after.swapaxes(-1, -2)
-        after = self._run.own(after.reshape(self._run.batch, -1, *after.shape[-2:]))
+        after = self.run.own(after.reshape(self.run.batch, -1, *after.shape[-2:]))[:, token]
         after = np.repeat(after, self._own.heads // len(after), axis=0)
         factor = self._own.query.factor if side == "Q" else self._own.key.factor
-        return rotation(self._hooked(self._turning[side])[token] * factor, after[:, token], self._name)
+        return rotation(self._hooked(self._turning[side])[token] * factor, after, self._name)
 
 
 def _at(token: int, count: int) -> int:

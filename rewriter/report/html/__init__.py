@@ -98,24 +98,23 @@ def shown(cell: Cell, column: Column) -> Cell:
 
 def render_heads(data: Mapping[str, Any]) -> str:
     """The page of heads; its script writes the data, JSON in the page, as text only."""
-    style, made = f"{resource('style.css')}\n{resource('heads.css')}", _shortened(data)
-    for head in made["heads"]:
-        # Patterns are most of the page.
-        head["pattern"] = [[*map(_packed, rows)] for rows in head["pattern"]]
-    return _filled("heads.html.j2", style, resource("heads.js"), data=made)
+    # Patterns are most of the page.
+    packed = [{**head, "pattern": [[*map(_packed, rows)] for rows in head["pattern"]]} for head in data["heads"]]
+    style = f"{resource('style.css')}\n{resource('heads.css')}"
+    return _filled("heads.html.j2", style, resource("heads.js"), data=_shortened({**data, "heads": packed}))
 
 
 def _packed(weights: Sequence[float]) -> list[int]:
     """Weights as integers, where -n is n zeros."""
-    runs = groupby((round(1e4 * weight) for weight in weights), bool)
-    return [number for some, run in runs for number in (run if some else [-len([*run])])]
+    runs = ((some, [*run]) for some, run in groupby(weights, bool))
+    return [number for some, run in runs for number in ([round(1e4 * each) for each in run] if some else [-len(run)])]
 
 
 def _shortened(value: Any) -> Any:
     if isinstance(value, str):
         return short(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _shortened(each) for key, each in value.items()}
-    if isinstance(value, Sequence):
+    if isinstance(value, list | tuple):
         return [_shortened(each) for each in value]
     return value

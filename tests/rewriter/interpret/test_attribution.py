@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rewriter import attribute, rewrite
 from rewriter.interpret.attribute import Attribution, FrozenRun, NeuronStep, held, total
+from rewriter.interpret.index import AffineMap
 from rewriter.interpret.stream import unchanged
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import FOLDER, feeds
@@ -158,8 +159,8 @@ def test_a_product_is_shared_by_what_gate_and_value_read() -> None:
     assert isinstance(own, NeuronHeads)
     rng = np.random.default_rng(0)
     g, u, width = rng.normal(size=(3, own.neurons)), rng.normal(size=(3, own.neurons)), own.output.out_features
-    step = NeuronStep.of(own, unchanged(rng.normal(size=(3, width))), found.index, g, u)
-    activations = step.written[..., 0]
-    np.testing.assert_allclose(activations, own.function(g) * u, rtol=1e-12)
+    activations, norm = own.function(g) * u, unchanged(rng.normal(size=(3, width)))
+    output = AffineMap(own.output, found.index.value_of)
+    step = NeuronStep(norm, activations[..., None], output.bias(), output.weight, own, found.index.value_of, g, u)
     for (rate, _), read in zip(step.reads, (g, u), strict=True):
         np.testing.assert_allclose(rate * read, activations / 2, rtol=1e-12, atol=1e-15)
