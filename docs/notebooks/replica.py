@@ -241,7 +241,7 @@ class Replica:
                 each: self._side(scores, name, columns, each) for each, columns in (("Q", own.query), ("K", own.key))
             }
             positions = scores.run.hooked(f"{name}.hook_attn_scores")
-            product = run.own(scores.run.values[own.product].reshape(-1, *positions.shape)) * own.factor
+            product = scores.run.values[own.product].reshape(-1, *positions.shape)[0] * own.factor
             positions = np.maximum(positions - product, _LEAST)
             width = weights["W_V"].shape[2]
             return Sublayer(name, norm, after, weights, None, width, own.scale, sides, _tensor(positions))

@@ -11,7 +11,6 @@ first. `hook_result` is recorded where `cfg.use_attn_result` is set. Needs the e
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import HeadIndex, heads
-from rewriter.interpret.run import Hook, batch_of, hooks_of, ids_input, recorded, values_of
+from rewriter.interpret.run import Hook, batch_of, hooks_of, ids_input, tensors_of, values_of
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.text import quoted
 
@@ -208,9 +207,10 @@ class OnnxDriver(DriverBase):  # type: ignore[misc]  # TransformerLens is untype
             hook = self._hooks[name]
             changed = _changed(name, hook, values_of(self._index, case, hook.tensors), changes[name])
             case = replace(case, feeds={**case.feeds, hook.tensors[0]: changed})
-        ends = {"logits": Hook(view.outputs[:1], itemgetter(view.outputs[0]))} if return_logits else {}
-        captured, found = recorded(self._index, [case], {name: self._hooks[name] for name in capture}, ends)
-        return ForwardResult(logits=found.get("logits"), captured=captured)
+        hooks, ends = {name: self._hooks[name] for name in capture}, view.outputs[: int(return_logits)]
+        values = values_of(self._index, case, [*ends, *tensors_of(hooks.values())])
+        captured = {name: hook.make(values) for name, hook in hooks.items()}
+        return ForwardResult(logits=values[ends[0]] if ends else None, captured=captured)
 
 
 def _array(tensor: Any) -> Array:

@@ -21,7 +21,7 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, ValueOf, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, values_in_float64
+from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, tensors_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.trace import Norm
@@ -68,11 +68,7 @@ def attribute(
         ValidationError: the model cannot be evaluated in float64.
     """
     run = FrozenRun(model, inputs)
-    return attribution_of(run, run.linear(logit, minus, position), (logit,) if minus is None else (logit, minus))
-
-
-def attribution_of(run: "FrozenRun", linear: "Linear", chosen: tuple[int, ...]) -> Attribution:
-    """The attribution of a frozen network's logit, or difference; `chosen` are its entries."""
+    linear = run.linear(logit, minus, position)
     direct, paths, effects = dict(linear.constants), dict(linear.constants), linear.effects
     for place, (stage, (before, _)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
         for name in stage.steps:
@@ -85,7 +81,8 @@ def attribution_of(run: "FrozenRun", linear: "Linear", chosen: tuple[int, ...]) 
     for name, given in written.along(len(linear.stages), token, linear.gradients[-1][1][[token]]):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     capped = run.chain.logits != run.index.view.outputs[0]
-    return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
+    entries = run.spelled((logit,) if minus is None else (logit, minus))
+    return Attribution(linear.value, direct, paths, effects, run.index, run.words, entries, capped)
 
 
 class Inside(NamedTuple):
@@ -345,7 +342,7 @@ class FrozenRun:
                 needed |= {before.output} if before else set()
                 needed |= {after.data, after.output} if after else set()
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
-                needed.update(tensor for hook in self._hooks(named).values() for tensor in self.hooks[hook].tensors)
+                needed.update(tensors_of(self.hooks[hook] for hook in self._hooks(named).values()))
         self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
 
     def extended(self, tensors: Collection[str]) -> "FrozenRun":
@@ -386,10 +383,6 @@ class FrozenRun:
         hooks = [hook for name, hook in self.hooks.items() if name.endswith((".hook_q", ".hook_v", ".hook_pre"))]
         return len(next(hook for hook in hooks if {*hook.tensors} <= {*self.values}).make(self.values))
 
-    def own(self, array: Array) -> Array:
-        """The sequence's part of an array [batch, ...]."""
-        return np.asarray(array[0], dtype=np.float64)
-
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """The tokenizer's text of output entries; empty if they are not its tokens."""
         return self.given.entries(numbers, len(self.entries))
@@ -403,7 +396,7 @@ class FrozenRun:
             del self.values[name]
         if output.ndim != (3 if chain.token is None else 2):
             raise UsageError(f"output {self._output} has shape {[*output.shape]}, not [batch, tokens, entries]")
-        made = self.own(logits)
+        made = logits[0]
         if chain.token is not None:  # [entries]: the output has one token only
             made, position = made[None], 0
         for what, entry, axis in (("token", position, 0), ("logit", logit, 1), ("logit", minus or 0, 1)):
@@ -490,7 +483,7 @@ class FrozenRun:
     def stream(self, tensor: str) -> Array:
         """[T, D] of the sequence."""
         array = self.values[tensor]
-        return self.own(array.reshape(self.batch, -1, array.shape[-1]))
+        return np.asarray(array.reshape(self.batch, -1, array.shape[-1])[0])
 
     def hooked(self, name: str) -> Array:
-        return self.own(self.hooks[name].make(self.values))
+        return np.asarray(self.hooks[name].make(self.values)[0])

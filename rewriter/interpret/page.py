@@ -21,7 +21,7 @@ from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_hea
 from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
-from rewriter.interpret.run import Hook, InputsOrText, Text, cases_of, hooks_of, values_of
+from rewriter.interpret.run import Hook, InputsOrText, Text, cases_of, hooks_of, tensors_of, values_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.why import ScoreTerms
 
@@ -133,7 +133,7 @@ def _recorded(
     Chosen are those with the largest effect on the logit, or without one those with the largest activation.
     """
     hooks = {name: hook for name, hook in hooks_of(index).items() if name.endswith((".hook_pattern", ".hook_z"))}
-    values = values_of(index, case, [tensor for hook in hooks.values() for tensor in hook.tensors])
+    values = values_of(index, case, tensors_of(hooks.values()))
 
     def activation(named: Named, hooks: Mapping[str, Hook], members: Sequence[int]) -> Array:
         """[tokens, members]."""

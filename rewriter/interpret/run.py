@@ -6,14 +6,13 @@ the model become outputs of a run without graph optimisation, so that the arithm
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import onnx
 
 from passes.match.projections import Projection
 from passes.programs.program import Head
@@ -71,20 +70,18 @@ def run_with_cache(
     given = cases_of(index, inputs)
     hooks = hooks_of(index)
     wanted = matching(names, hooks, "hook", ", ".join([*hooks][:8]))
-    outputs = {name: Hook((name,), itemgetter(name)) for name in index.view.outputs}
-    cache, ends = recorded(index, given.cases, {name: hook for name, hook in hooks.items() if name in wanted}, outputs)
+    outputs, cache, ends = index.view.outputs, dict[str, Array](), dict[str, Array]()
+    for case in given.cases:
+        prefix = f"{case.name}/" * (len(given.cases) > 1)
+        values = values_of(index, case, [*outputs, *tensors_of(hooks[name] for name in wanted)])
+        cache |= {f"{prefix}{name}": hook.make(values) for name, hook in hooks.items() if name in wanted}
+        ends |= {f"{prefix}{name}": values[name] for name in outputs}
     return Cached(ends, cache, index, given.spelled)
 
 
-def recorded(index: HeadIndex, cases: Sequence[Case], *groups: Mapping[str, Hook]) -> list[dict[str, Array]]:
-    """Of each group, hook to the recorded array, as `case/hook` for several cases."""
-    tensors = [name for hooks in groups for hook in hooks.values() for name in hook.tensors]
-    found = [dict[str, Array]() for _ in groups]
-    for case in cases:
-        values, prefix = values_of(index, case, tensors), f"{case.name}/" * (len(cases) > 1)
-        for made, hooks in zip(found, groups, strict=True):
-            made.update({f"{prefix}{name}": hook.make(values) for name, hook in hooks.items()})
-    return found
+def tensors_of(hooks: Iterable[Hook]) -> list[str]:
+    """The tensors that hooks read."""
+    return [name for hook in hooks for name in hook.tensors]
 
 
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -239,14 +236,14 @@ class GivenCases:
     """Given inputs as cases; of texts also their tokens."""
 
     cases: tuple[Case, ...]
-    maker: Callable[[], Maker]
+    index: HeadIndex
     spelled: tuple[tuple[str, ...], ...] = ()
     texts: tuple[str, ...] = ()
     tokenizer: Any = None
 
     def token_ids(self, length: int) -> tuple[int, ...] | None:
         """The token ids of the first sequence of the only case; None where no input has ids for that many tokens."""
-        return next((ids for ids in _ids(self.maker().specs, self.only.feeds) if len(ids) == length), None)
+        return next((ids for ids in _ids(self.index.maker().specs, self.only.feeds) if len(ids) == length), None)
 
     @property
     def only(self) -> Case:
@@ -262,28 +259,27 @@ class GivenCases:
         return words if len(words) == len(numbers) and all(words) else ()
 
 
-def cases_of(of: HeadIndex | onnx.ModelProto, inputs: InputsOrText | GivenCases) -> GivenCases:
+def cases_of(index: HeadIndex, inputs: InputsOrText | GivenCases) -> GivenCases:
     """The cases of given inputs. Raises UsageError where they, or the tokenizer, do not fit the model."""
     if isinstance(inputs, GivenCases):
         return inputs
-    model, maker = (of.proto, of.maker) if isinstance(of, HeadIndex) else (of, cache(lambda: Maker(of)))
     if not isinstance(inputs, Text):
-        return GivenCases(load_cases(as_given(inputs), model), maker)
+        return GivenCases(load_cases(as_given(inputs), index.proto), index)
     if inputs.arrays is None:
-        return _tokenized(maker, inputs)
-    cases, opened = load_cases(as_given(inputs.arrays), model), open_tokenizer(inputs.tokenizer)
-    every = [next(iter(_ids(maker().specs, case.feeds)), ()) for case in cases]
+        return _tokenized(index, inputs)
+    cases, opened = load_cases(as_given(inputs.arrays), index.proto), open_tokenizer(inputs.tokenizer)
+    every = [next(iter(_ids(index.maker().specs, case.feeds)), ()) for case in cases]
     known = all(opened.id_to_token(number) is not None for ids in every for number in ids)
     spellings = tuple(tuple(spelling(opened, number) for number in ids) for ids in every) if known else ()
-    return GivenCases(cases, maker, spellings, tokenizer=opened)
+    return GivenCases(cases, index, spellings, tokenizer=opened)
 
 
-def _tokenized(made: Callable[[], Maker], given: Text) -> GivenCases:
+def _tokenized(index: HeadIndex, given: Text) -> GivenCases:
     tokenizer = open_tokenizer(given.tokenizer)
     texts = (given.text,) if isinstance(given.text, str) else tuple(given.text)
     if not texts:
         raise UsageError("there is no text")
-    maker = made()
+    maker = index.maker()
     rows, longest, cases, spellings = ids_input(maker, "text").rows, maker.longest, [], []
     for number, text in enumerate(texts):
         with refusing(f"the tokenizer cannot encode {quoted(text)}"):
@@ -307,7 +303,7 @@ def _tokenized(made: Callable[[], Maker], given: Text) -> GivenCases:
         cases.append(Case(str(number), feeds))
         with refusing(f"the tokenizer cannot decode {quoted(text)}"):
             spellings.append(tuple(spelling(tokenizer, each) for each in ids))
-    return GivenCases(tuple(cases), made, tuple(spellings), texts, tokenizer)
+    return GivenCases(tuple(cases), index, tuple(spellings), texts, tokenizer)
 
 
 def ids_input(maker: Maker, given: str) -> InputSpec:

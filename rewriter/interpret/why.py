@@ -20,7 +20,7 @@ from rewriter.files.load import Source
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Terms, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.run import InputsOrText
+from rewriter.interpret.run import InputsOrText, tensors_of
 from rewriter.interpret.stream import held_norm, norm_of
 
 
@@ -132,7 +132,7 @@ class ScoreTerms(Reads):
         sides = {"Q": own.query, "K": own.key}
         self._turning = {side: f"{side.lower()}_normed" if each.norm else side.lower() for side, each in sides.items()}
         parts = ("pattern", "attn_scores", "q", "k", *self._turning.values())
-        hooked = [tensor for part in parts for tensor in run.hooks[f"{name}.hook_{part}"].tensors]
+        hooked = tensors_of(run.hooks[f"{name}.hook_{part}"] for part in parts)
         super().__init__(run, name, data, (own.product, *self._operands, *hooked))
         made = self.run
         self._hooked = cache(lambda part: made.hooked(f"{name}.hook_{part}"))
@@ -147,7 +147,7 @@ class ScoreTerms(Reads):
     def at(self, head: int, query: int, key: int) -> tuple[float, float]:
         """The model's score, and the `scale (q k)` in it."""
         scores = self._hooked("attn_scores")
-        product = self.run.own(self.run.values[self._own.product].reshape(-1, *scores.shape))
+        product = self.run.values[self._own.product].reshape(-1, *scores.shape)[0]
         return float(scores[head, query, key]), float(product[head, query, key] * self._own.factor)
 
     def whys(self, written: Written, places: Sequence[tuple[int, int, int]]) -> Callable[[int, int, int], Why]:
@@ -196,7 +196,7 @@ class ScoreTerms(Reads):
         """[K, K], as factor on the right."""
         after = self.run.values[self._operands["QK".index(side)]]
         after = after if side == "Q" else after.swapaxes(-1, -2)
-        after = self.run.own(after.reshape(self.run.batch, -1, *after.shape[-2:]))[:, token]
+        after = after.reshape(self.run.batch, -1, *after.shape[-2:])[0, :, token]
         after = np.repeat(after, self._own.heads // len(after), axis=0)
         factor = self._own.query.factor if side == "Q" else self._own.key.factor
         return rotation(self._hooked(self._turning[side])[token] * factor, after, self._name)

@@ -9,8 +9,10 @@ import onnx.parser
 import pytest
 from numpy.typing import NDArray
 
+from rewriter import heads
 from rewriter.errors import UsageError
 from rewriter.files.tokenizer import refusing
+from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.run import Text, cases_of
 from tests.committed import FOLDER
 from tests.textmodels import word_tokenizer
@@ -24,7 +26,7 @@ def tokenizer() -> Any:
     return word_tokenizer(WORDS)
 
 
-def looks_up(inputs: str, table: int = 6) -> onnx.ModelProto:
+def looks_up(inputs: str, table: int = 6) -> HeadIndex:
     """Looks its ids up in a table with that many rows; the other inputs are read and no more."""
     names = [each.split()[-1].split("[")[0] for each in inputs.split(";")]
     others = "\n".join(f"{name}_out = Identity({name})" for name in names[1:])
@@ -33,7 +35,7 @@ def looks_up(inputs: str, table: int = 6) -> onnx.ModelProto:
     text = f"""<ir_version: 8, opset_import: ["" : 17]> g ({inputs.replace(";", ", ")}) => ({outputs})
     <float[{table}, 2] table = {{{zeros}}}> {{ looked_up = Gather(table, {names[0]})
     {others} }}"""
-    return onnx.parser.parse_model(text)
+    return heads(onnx.parser.parse_model(text))
 
 
 def feeds(inputs: str, text: str = "the cat sat") -> Mapping[str, NDArray[Any]]:
@@ -77,9 +79,9 @@ def test_padding_and_truncation_of_the_file_do_not_count(tmp_path: Path) -> None
     own.enable_padding(length=8)
     own.enable_truncation(1)
     own.save(str(tmp_path / "tokenizer.json"))
-    proto = looks_up("int64[b, s] input_ids")
+    index = looks_up("int64[b, s] input_ids")
     for place in (tmp_path, tmp_path / "tokenizer.json", own):
-        assert cases_of(proto, Text("the cat", place)).cases[0].feeds["input_ids"].tolist() == [[1, 2]]
+        assert cases_of(index, Text("the cat", place)).cases[0].feeds["input_ids"].tolist() == [[1, 2]]
     assert own.padding is not None, "the caller's own tokenizer changed"
 
 
@@ -127,10 +129,10 @@ def test_a_tokenizer_of_another_model() -> None:
 
 
 def test_more_tokens_than_positions() -> None:
-    proto = onnx.load(FOLDER / "silu-decoder.onnx")
-    assert cases_of(proto, Text("the " * 64, tokenizer())).cases[0].feeds["input_ids"].shape == (1, 64)
+    index = heads(FOLDER / "silu-decoder.onnx")
+    assert cases_of(index, Text("the " * 64, tokenizer())).cases[0].feeds["input_ids"].shape == (1, 64)
     with pytest.raises(UsageError, match="the text has 65 tokens, and the model takes at most 64"):
-        cases_of(proto, Text("the " * 65, tokenizer()))
+        cases_of(index, Text("the " * 65, tokenizer()))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"type": "BPE"}}', "\x00\xff"])
