@@ -18,9 +18,11 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
+from rewriter.graph.constants import Constants
 from rewriter.interpret.index import HeadIndex, heads
 from rewriter.interpret.run import Hook, batch_of, hooks_of, ids_input, tensors_of, values_of
 from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.trace import norm_apart
 from rewriter.text import quoted
 
 try:
@@ -163,7 +165,10 @@ def boot_onnx(model: Source, tokenizer: Any = None) -> Any:
     n_heads, d_model, d_head = index.tensors[f"{index.attention[0].name}.W_Q"].shape
     rows = ids_input(maker, "a batch of token ids").rows or -1
     limit = maker.longest or 2**31 - 1
-    config = TransformerBridgeConfig(d_model, d_head, blocks, limit, n_heads, rows, architecture="ONNX")
+    *_, entries = index.view.type_of(index.view.outputs[0]).shape or (None,)
+    entries = entries if isinstance(entries, int) else rows
+    sizes = d_model, d_head, blocks, limit, n_heads, rows
+    config = TransformerBridgeConfig(*sizes, d_vocab_out=entries, architecture="ONNX")
     adapter = ArchitectureAdapter(config)
     adapter.component_mapping = {}
     adapter.supports_hf_output_attentions = False
@@ -179,7 +184,10 @@ class OnnxDriver(DriverBase):  # type: ignore[misc]  # TransformerLens is untype
     def __init__(self, index: HeadIndex, config: Any, tokenizer: Any) -> None:
         super().__init__(config, tokenizer)
         self._index = index
-        self._hooks = {name.replace(".mlp_heads.", ".mlp."): hook for name, hook in hooks_of(index).items()}
+        hooks = {name.replace(".mlp_heads.", ".mlp."): hook for name, hook in hooks_of(index).items()}
+        # As in TransformerBridge, `hook_resid_mid` is what one normalisation reads, and not the stream.
+        self._norms = {name: self._norm_of(hook) for name, hook in hooks.items() if ".hook_resid_mid" in name}
+        self._hooks = {name: hook for name, hook in hooks.items() if self._norms.get(name, True)}
         self.supported_hook_points = frozenset(self._hooks)
 
     def forward(
@@ -203,18 +211,39 @@ class OnnxDriver(DriverBase):  # type: ignore[misc]  # TransformerLens is untype
         if unknown := {*capture, *changes} - self.supported_hook_points:
             raise UsageError(f"the file has no hook {quoted(min(unknown))}; hook_dict lists its hooks")
         case = batch_of(self._index, np.atleast_2d(_array(input_ids)), {name: _array(inputs[name]) for name in inputs})
+        read = dict[str, Array]()  # changed values of `hook_resid_mid`
         for name in sorted(changes, key=lambda name: view.producer.get(self._hooks[name].tensors[0], -1)):
             hook = self._hooks[name]
-            changed = _changed(name, hook, values_of(self._index, case, hook.tensors), changes[name])
-            case = replace(case, feeds={**case.feeds, hook.tensors[0]: changed})
+            values = values_of(self._index, case, hook.tensors)
+            changed = {hook.tensors[0]: _changed(name, hook, values, changes[name])}
+            if name in self._norms:
+                read[name] = hook.make({**values, **changed})
+                changed = values_of(self._index, replace(case, feeds={**case.feeds, **changed}), [self._norms[name]])
+            case = replace(case, feeds={**case.feeds, **changed})
         hooks, ends = {name: self._hooks[name] for name in capture}, view.outputs[: int(return_logits)]
         values = values_of(self._index, case, [*ends, *tensors_of(hooks.values())])
-        captured = {name: hook.make(values) for name, hook in hooks.items()}
-        return ForwardResult(logits=values[ends[0]] if ends else None, captured=captured)
+        captured = {name: _tensor(read.get(name, hook.make(values))) for name, hook in hooks.items()}
+        return ForwardResult(logits=_tensor(values[ends[0]]) if ends else None, captured=captured)
+
+    def _norm_of(self, hook: Hook) -> str:
+        """The output of the normalisation that reads the stream at a hook for a sublayer alone; empty without one."""
+        view = self._index.view
+        found = (norm_apart(view, Constants(view), each.sublayer.data) for each in self._index.sublayers)
+        at = view.before(hook.tensors[0])
+        return next((norm.output for norm in found if norm is not None and view.before(norm.data) == at), "")
 
 
 def _array(tensor: Any) -> Array:
-    return np.asarray(tensor.detach().cpu() if isinstance(tensor, Tensor) else tensor)
+    if isinstance(tensor, Tensor):
+        tensor = tensor.detach().cpu()
+        tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    return np.asarray(tensor)
+
+
+def _tensor(array: Array) -> Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return to_torch(array)
 
 
 def _changed(name: str, hook: Hook, values: Mapping[str, Array], change: Any) -> Array:
@@ -225,7 +254,7 @@ def _changed(name: str, hook: Hook, values: Mapping[str, Array], change: Any) ->
         return hook.make({**values, hook.tensors[0]: entries.reshape(held.shape)})
 
     value = shown(held)
-    wanted = _array(change(to_torch(value))) if callable(change) else _specified(name, value, change)
+    wanted = _array(change(_tensor(value))) if callable(change) else _specified(name, value, change)
     if wanted.shape != value.shape:
         raise UsageError(f"the function for {name} {[*value.shape]} gives {[*wanted.shape]}")
     # Most hooks show entries of their tensor, each times a factor and with a constant added.

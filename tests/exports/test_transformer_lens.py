@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
 from models.registry import get
 from rewriter import UsageError, ablate, run_with_cache
 from rewriter.ort import open_session
+from tests.committed import FOLDER
 from tests.conftest import Export
 from tests.headmath import neuron_pattern, neurons_write, wide
 
@@ -222,6 +224,7 @@ CHANGES: tuple[tuple[str, Any, Any, float, float], ...] = (
     ("attn.hook_k", {"op": "set", "value": 0.7, "pos": 5}, np.s_[:, 5], 0.0, 0.7),
     ("mlp.hook_pre", {"op": "set", "value": -0.3, "pos": 8}, np.s_[:, 8], 0.0, -0.3),
     ("hook_attn_out", {"op": "add", "value": [0.5, 0.0] * 16}, np.s_[:, :, ::2], 1.0, 0.5),
+    ("hook_resid_mid", {"op": "add", "value": [2.0, 0.0] * 16}, np.s_[:, :, ::2], 1.0, 2.0),
 )
 
 
@@ -243,6 +246,30 @@ def test_interventions_are_those_of_hooks(name: str, export: Export) -> None:
         found = remote.forward(tokens, intervene=dict.fromkeys(places, spec or change))
         assert np.abs(wanted - logits(own)).max() > 0.1, spec
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0.0)
+        _, cache = remote.run_with_cache(tokens, intervene={places[0]: spec or change})
+        _, before = remote.run_with_cache(tokens)
+        torch.testing.assert_close(cache[places[0]], change(before[places[0]]))
+
+
+def test_an_encoder_without_a_vocabulary() -> None:
+    """BERT normalises the stream itself, and no sublayer alone reads its middle."""
+    remote = boot_onnx(FOLDER / "gelu-encoder.onnx")
+    assert (remote.cfg.d_vocab, remote.cfg.d_vocab_out, remote.forward(TOKENS).shape[-1]) == (128, 32, 32)
+    assert "blocks.0.hook_resid_post" in remote.hook_dict
+    assert "blocks.0.hook_resid_mid" not in remote.hook_dict
+
+
+def test_a_file_with_bfloat16() -> None:
+    import torch
+
+    model = onnx.load(FOLDER / "silu-decoder.onnx")
+    wanted, (output,) = boot_onnx(model).forward(TOKENS), model.graph.output
+    model.graph.node.append(onnx.helper.make_node("Cast", [output.name], ["rounded"], to=onnx.TensorProto.BFLOAT16))
+    output.name, output.type.tensor_type.elem_type = "rounded", onnx.TensorProto.BFLOAT16
+    remote = boot_onnx(model)
+    torch.testing.assert_close(remote.forward(TOKENS), wanted.bfloat16(), atol=0.0, rtol=0.0)
+    half, change = wanted.bfloat16(), {"blocks.1.hook_resid_post": lambda x: x.bfloat16()}
+    torch.testing.assert_close(remote.forward(TOKENS, intervene=change), half, atol=0.1, rtol=0.0)
 
 
 def test_what_a_bridge_to_a_file_refuses(export: Export) -> None:
