@@ -264,7 +264,7 @@ def _indexed(path: Path, outcome: Outcome) -> Outcome:
         index = heads(path)
     except RewriteError as error:
         return replace(outcome, lost=(f"{type(error).__name__}: {first_line(error)}",))
-    found = sum(isinstance(each.sublayer, Attention) for each in index.sublayers)
+    found = sum(isinstance(each, Attention) for each in index.sublayers)
     if found == outcome.attention:
         return replace(outcome, found=found)
     reasons = (f"{miss.reason} ({miss.node})" for miss in index.missed)

@@ -26,7 +26,7 @@ from rewriter.interpret.attribute import FrozenRun
 from rewriter.interpret.index import AffineMap
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import FrozenNorm, held_norm, norm_of, writes
-from rewriter.interpret.sublayers import Named
+from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.trace import Norm
 from rewriter.interpret.why import ScoreTerms
 
@@ -225,8 +225,8 @@ class Replica:
         frozen = None if norm is None else self._run.freeze(norm, before, where)
         return None if frozen is None else Normalisation.of(frozen, self._run.stream(before))
 
-    def _sublayer(self, named: Named, before: str) -> Sublayer:
-        own, run, name = named.sublayer, self._run, named.name
+    def _sublayer(self, own: Attention | NeuronHeads, before: str) -> Sublayer:
+        run, name = self._run, own.name
         data = own.value.operator.data if isinstance(own, Attention) else own.query.data
         norm = self._norm(norm_of(run.index.view, name, data, before), before, name)
         write = self._writes[name].norm

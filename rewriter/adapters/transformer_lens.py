@@ -18,11 +18,9 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.graph.constants import Constants
 from rewriter.interpret.index import HeadIndex, heads
 from rewriter.interpret.run import Hook, batch_of, hooks_of, ids_input, tensors_of, values_of
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.interpret.trace import norm_apart
 from rewriter.text import quoted
 
 try:
@@ -71,7 +69,7 @@ def with_mlp_heads(bridge: Any, model: Source) -> Any:
 
 def _layers(index: HeadIndex, count: int) -> list[str]:
     names = [f"blocks.{number}.mlp_heads" for number in range(count)]
-    known = [each.name for each in index.sublayers if isinstance(each.sublayer, NeuronHeads)]
+    known = [each.name for each in index.sublayers if isinstance(each, NeuronHeads)]
     for name in names:
         if name not in known:
             reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed), "")
@@ -157,7 +155,7 @@ def boot_onnx(model: Source, tokenizer: Any = None) -> Any:
     of a tensor, or to specifications such as `{"op": "scale", "factor": 0.5, "pos": [3]}`; text needs a `tokenizer` of
     transformers. Raises ModelError, or UsageError for a model that is not one stack of blocks, read from token ids.
     """
-    index = heads(model)
+    index = heads(model, fold_ln=True)  # as if, so that it says which normalisations sublayers read
     maker, blocks = index.maker(), len(index.layers)
     if not index.attention or [*index.layers] != [f"blocks.{number}" for number in range(blocks)]:
         reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed_attention), "")
@@ -228,9 +226,8 @@ class OnnxDriver(DriverBase):  # type: ignore[misc]  # TransformerLens is untype
     def _norm_of(self, hook: Hook) -> str:
         """The output of the normalisation that reads the stream at a hook for a sublayer alone; empty without one."""
         view = self._index.view
-        found = (norm_apart(view, Constants(view), each.sublayer.data) for each in self._index.sublayers)
-        at = view.before(hook.tensors[0])
-        return next((norm.output for norm in found if norm is not None and view.before(norm.data) == at), "")
+        norms, at = [self._index.folded(each.data) for each in self._index.sublayers], view.before(hook.tensors[0])
+        return next((norm.output for norm in norms if norm is not None and view.before(norm.data) == at), "")
 
 
 def _array(tensor: Any) -> Array:

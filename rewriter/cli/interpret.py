@@ -149,7 +149,7 @@ def heads(
     facts = found.to_json()
     write_report(report, facts)
     lines = list(_head_rows(found, facts))
-    total = sum(each.sublayer.heads for each in found.sublayers)
+    total = sum(each.heads for each in found.sublayers)
     written = "" if output is None else f", written to {output}"
     written += "" if page is None else f", page written to {page}"
     last = f"{total} heads in {len(found.sublayers)} sublayers, {len(found)} tensors{written}"
@@ -384,7 +384,7 @@ def rank(
         found = rewriter.compositions(index, top=top, every_head=report is not None)
         lines, facts = [*_composition_rows(found, top)], {"composition": found.to_json() if report else {}}
     write_report(report, {"model": str(model), **facts})
-    count = sum(each.sublayer.heads for each in index.sublayers)
+    count = sum(each.heads for each in index.sublayers)
     last = f"{counted(count, 'head')} in {counted(len(index.sublayers), 'sublayer')}"
     _echo((*lines, last), report)
     return 0

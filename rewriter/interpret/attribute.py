@@ -23,7 +23,7 @@ from rewriter.interpret.index import AffineMap, HeadIndex, ValueOf, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, tensors_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged
-from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.sublayers import NeuronHeads, Sublayer
 from rewriter.interpret.trace import Norm
 
 _SMALL_Y, _SLOPE_STEP = 1e-8, 1e-4  # below the first, f(y) - f(0) does not show the gate
@@ -326,8 +326,7 @@ class FrozenRun:
         self.chain = chain_to(index.view, index.sublayers, index.writes, self._output)
         stages = enumerate(self.chain.stages)
         self.places = {named.name: place for place, stage in stages for named in stage.sublayers}
-        named = ((each.name, each.sublayer) for each in index.attention if each.name in self.places)
-        self.attention = {name: own for name, own in named if isinstance(own, Attention)}
+        self.attention = {each.name: each for each in index.attention if each.name in self.places}
         self.hooks = hooks_of(index)
         self.values = dict[str, Array]()
         self.entries = np.empty(0)  # of the output at the position of `linear`
@@ -337,12 +336,12 @@ class FrozenRun:
         needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
             needed |= {stage.before, stage.after, stage.norm.output if stage.norm else ""}
-            for named in stage.sublayers:
-                own, before, after = named.sublayer, self._norm(stage, named), self.index.writes[named.name].norm
+            for own in stage.sublayers:
+                before, after = self._norm(stage, own), self.index.writes[own.name].norm
                 needed |= {before.output} if before else set()
                 needed |= {after.data, after.output} if after else set()
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
-                needed.update(tensors_of(self.hooks[hook] for hook in self._hooks(named).values()))
+                needed.update(tensors_of(self.hooks[hook] for hook in self._hooks(own).values()))
         self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
 
     def extended(self, tensors: Collection[str]) -> "FrozenRun":
@@ -352,18 +351,16 @@ class FrozenRun:
         made.values = {**self.values, **values_in_float64(self.index, known, sorted(tensors))}
         return made
 
-    def _hooks(self, named: Named) -> dict[str, str]:
-        own = named.sublayer
+    def _hooks(self, own: Sublayer) -> dict[str, str]:
         parts = ("pattern", "v", "z") if isinstance(own, Attention) else ("pre", "pre_linear")[: 1 + own.gated]
-        return {part: f"{named.name}.hook_{part}" for part in parts}
+        return {part: f"{own.name}.hook_{part}" for part in parts}
 
-    def _norm(self, stage: Stage, named: Named) -> Norm | None:
+    def _norm(self, stage: Stage, own: Sublayer) -> Norm | None:
         """The normalisation before a sublayer's values; None without one, or for values of another sequence."""
-        own = named.sublayer
         if isinstance(own, Attention) and own.cross:
             return None
         data = own.value.operator.data if isinstance(own, Attention) else own.query.data
-        return norm_of(self.index.view, named.name, data, stage.before)
+        return norm_of(self.index.view, own.name, data, stage.before)
 
     @property
     def beginning(self) -> dict[str, Array]:
@@ -437,11 +434,11 @@ class FrozenRun:
         stage, before = self.chain.stages[place], self.chain.stages[place - 1].after
         return None if stage.norm is None else self.freeze(stage.norm, before, stage.sublayers[0].name)
 
-    def _step(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
-        own, frozen = named.sublayer, self.freeze(self._norm(stage, named), stage.before, named.name)
-        hooked = {part: self.hooked(hook) for part, hook in self._hooks(named).items()}
-        norm = self.index.writes[named.name].norm
-        after = None if norm is None else self.freeze(norm, norm.data, named.name)
+    def _step(self, stage: Stage, own: Sublayer) -> AttentionStep | NeuronStep:
+        frozen = self.freeze(self._norm(stage, own), stage.before, own.name)
+        hooked = {part: self.hooked(hook) for part, hook in self._hooks(own).items()}
+        norm = self.index.writes[own.name].norm
+        after = None if norm is None else self.freeze(norm, norm.data, own.name)
         if isinstance(own, NeuronHeads):
             output, pre, linear = AffineMap(own.output, self.index.value_of), hooked["pre"], hooked.get("pre_linear")
             # The file's own output: with its rounded constants, a computed one would differ in the last digits.
@@ -450,7 +447,7 @@ class FrozenRun:
             return NeuronStep(frozen, made[..., None], output.bias(), output.weight, *further, after=after)
 
         def weight(part: str) -> Array:
-            return self.index[f"{named.name}.{part}"]
+            return self.index[f"{own.name}.{part}"]
 
         pattern, value = hooked["pattern"], hooked["v"]
         # New keys are the last ones; in an empty cache of fixed size the first.
@@ -458,7 +455,7 @@ class FrozenRun:
         apart = (slice(keys - count, None), slice(keys - count)), (slice(count), slice(count, None))
         places = next((new for new, held in apart if not pattern[..., held].any()), None)
         if places is None:
-            what = f"{named.name} attends to tokens of a cache, whose parts are not known"
+            what = f"{own.name} attends to tokens of a cache, whose parts are not known"
             raise UsageError(f"{what}; give it an empty one")
         return AttentionStep(
             None if own.cross else frozen,

@@ -157,8 +157,8 @@ def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) ->
     starts = {"logit": (len(index.layers) + 1, 0)}
     left = [*dict.fromkeys(node.name for node in nodes if node.kind in ("rest", "bias"))]
     for number, sublayers in enumerate([*index.layers.values(), ()]):
-        ordered = sorted(sublayers, key=lambda each: not isinstance(each.sublayer, NeuronHeads))
-        counts = {each.name: each.sublayer.count for each in ordered}
+        ordered = sorted(sublayers, key=lambda each: not isinstance(each, NeuronHeads))
+        counts = {each.name: each.count for each in ordered}
         prefixes = tuple(f"{name}." for name in counts)
         counts |= {name: 1 for name in left if name not in starts and (not sublayers or name.startswith(prefixes))}
         places = accumulate(counts.values(), initial=0)

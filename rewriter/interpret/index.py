@@ -36,7 +36,7 @@ from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.inputs.cases import Maker
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Embedding, Write, chain_to, embedded, positions_of, without_bias_rows, writes
-from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
+from rewriter.interpret.sublayers import PROGRAMS, NeuronHeads, Sublayer, find_neurons, named_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_apart, norm_before, noting
 from rewriter.text import quoted
 
@@ -95,7 +95,7 @@ def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
 class HeadIndex(Mapping[str, Array]):
     """The heads of a model: a read-only mapping from names such as `blocks.3.attn.W_Q` to arrays."""
 
-    sublayers: tuple[Named, ...]  # attention and MLP blocks in the order of the graph
+    sublayers: tuple[Sublayer, ...]  # attention and MLP blocks in the order of the graph
     missed: tuple[Miss, ...]  # what is not understood; attention has the kind `attention`
     source: LoadedModel
     proto: onnx.ModelProto  # whose tensors sublayers name, with local functions inlined where needed
@@ -127,15 +127,15 @@ class HeadIndex(Mapping[str, Array]):
         return len(self.tensors)
 
     @property
-    def attention(self) -> tuple[Named, ...]:
-        return tuple(each for each in self.sublayers if isinstance(each.sublayer, Attention))
+    def attention(self) -> tuple[Attention, ...]:
+        return tuple(each for each in self.sublayers if isinstance(each, Attention))
 
     @property
     def missed_attention(self) -> tuple[Miss, ...]:
         return tuple(miss for miss in self.missed if miss.kind == "attention")
 
     @property
-    def layers(self) -> dict[str, tuple[Named, ...]]:
+    def layers(self) -> dict[str, tuple[Sublayer, ...]]:
         names = dict.fromkeys(each.layer for each in self.sublayers)
         return {layer: tuple(each for each in self.sublayers if each.layer == layer) for layer in names}
 
@@ -219,9 +219,8 @@ def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
     return model if isinstance(model, HeadIndex) else heads(model, **options)
 
 
-def _described(named: Named) -> dict[str, Any]:
-    each = named.sublayer
-    shared = {"layer": named.layer, "module": named.module, "heads": each.heads}
+def _described(each: Sublayer) -> dict[str, Any]:
+    shared = {"layer": each.layer, "module": each.module, "heads": each.heads}
     if isinstance(each, Attention):
         facts = {"groups": each.groups, "scale": each.scale, "rotary": each.query.rotary, "cross": each.cross}
         return {"kind": "attention", **shared, **facts}
@@ -240,19 +239,19 @@ class _Builder:
         self._packed = {node.input[1]: node for node in tracer.view.nodes if key_of(node) == PACKED}
         self.missed: list[Miss] = []
 
-    def of(self, named: Named) -> dict[str, HeadTensor]:
-        own, found = named.sublayer, dict[str, HeadTensor]()
-        with noting(self.missed, named.name, named.module, "attention" if isinstance(own, Attention) else ""):
+    def of(self, own: Sublayer) -> dict[str, HeadTensor]:
+        found = dict[str, HeadTensor]()
+        with noting(self.missed, own.name, own.module, "attention" if isinstance(own, Attention) else ""):
             tensors = dict(self._attention(own) if isinstance(own, Attention) else self._neurons(own))
-            norm, known = norm_apart(self._view, self._constants, own.data), self._norms.setdefault(named.layer, set())
+            norm, known = norm_apart(self._view, self._constants, own.data), self._norms.setdefault(own.layer, set())
             if tensors and norm is not None and not self._fold and norm.output not in known:
                 known.add(norm.output)
-                found |= dict(self._scales(f"{named.layer}.ln{len(known)}", norm))
-            found |= {f"{named.name}.{name}": tensor for name, tensor in tensors.items()}
+                found |= dict(self._scales(f"{own.layer}.ln{len(known)}", norm))
+            found |= {f"{own.name}.{name}": tensor for name, tensor in tensors.items()}
         return found
 
     def ends(
-        self, sublayers: Sequence[Named], added: Mapping[str, Write], output: str
+        self, sublayers: Sequence[Sublayer], added: Mapping[str, Write], output: str
     ) -> Iterator[tuple[str, HeadTensor]]:
         """The embeddings, the normalisations behind sublayers, and the unembedding, as far as they are understood."""
         chain = chain_to(self._view, sublayers, added, output)
@@ -387,7 +386,7 @@ Names = str | Sequence[str]
 heads of its program: the heads of one neuron may nearly cancel."""
 
 
-def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]]:
+def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Sublayer, list[int]]]:
     """The sublayers with chosen heads, in order, each with their numbers. Raises UsageError."""
     if not names:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")

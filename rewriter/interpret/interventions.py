@@ -26,7 +26,7 @@ from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, 
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read
 from rewriter.interpret.run import InputsOrText, cases_of, values_of
-from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.sublayers import NeuronHeads, Sublayer
 from rewriter.text import quoted
 
 HOW = ("zero", "mean")
@@ -70,10 +70,9 @@ def freeze(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any
     """The model in which original heads, not neurons, have their patterns on `inputs`; the rest is as in `patch`."""
     index, proto = _opened(model)
     places = []
-    for named, numbers in chosen_heads(index, names):
-        own = named.sublayer
+    for own, numbers in chosen_heads(index, names):
         if isinstance(own, NeuronHeads):
-            raise UsageError(f"{named.name} are neurons, whose patterns cannot be frozen; name heads, as '*.attn.*'")
+            raise UsageError(f"{own.name} are neurons, whose patterns cannot be frozen; name heads, as '*.attn.*'")
         where = np.zeros((own.heads, 1, 1), np.bool_)
         where[numbers] = True
         places.append((own.pattern, where))
@@ -98,18 +97,17 @@ def _opened(model: Source | HeadIndex) -> tuple[HeadIndex, onnx.ModelProto]:
 
 def _outputs(index: HeadIndex, names: Names) -> Iterator[tuple[str, Array]]:
     """The chosen heads' outputs, [..., channels]. Raises UsageError."""
-    for named, numbers in chosen_heads(index, names):
-        own = named.sublayer
-        where = np.zeros(own.neurons if isinstance(own, NeuronHeads) else own.channels.size, np.bool_)
-        where[numbers if isinstance(own, NeuronHeads) else own.channels[numbers]] = True
-        yield written_by(named), where
+    for own, numbers in chosen_heads(index, names):
+        where = np.zeros(own.channels.size, np.bool_)
+        where[own.channels[numbers]] = True
+        yield written_by(own), where
 
 
-def written_by(named: Named) -> str:
+def written_by(own: Sublayer) -> str:
     """The input of the output projection, [..., channels]. Raises UsageError."""
-    if isinstance(named.sublayer, NeuronHeads) and not named.sublayer.gate:
-        raise UsageError(f"{named.name} has no tensor of what its neurons write; use the original or form local")
-    return named.sublayer.output.data
+    if isinstance(own, NeuronHeads) and not own.gate:
+        raise UsageError(f"{own.name} has no tensor of what its neurons write; use the original or form local")
+    return own.output.data
 
 
 def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: InputsOrText) -> onnx.ModelProto:
@@ -212,7 +210,7 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
     case, other_case = (cases_of(each, inputs).only for each in (index, changed))
     sides = [side for one, two in pairs for side in zip(read(index, one), read(changed, two), strict=True)]
     names = [side.data for _, side in sides]
-    names += [name for _, two in pairs for name in (written_by(two), two.sublayer.result)]
+    names += [name for _, two in pairs for name in (written_by(two), two.result)]
     theirs = values_of(changed, other_case, names)
     own = values_of(index, case, [*(side.data for side, _ in sides), *index.view.outputs])
     # Batch and tokens may be one axis in one of the two.
@@ -225,12 +223,12 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
         left = np.concatenate([z - other_z, other_z], axis=2)
         right = np.concatenate([out, out - other_out], axis=1)
         squares = (left.swapaxes(1, 2) @ left) * (right @ right.swapaxes(1, 2))
-        size = np.linalg.norm(theirs[two.sublayer.result].astype(np.float64)) or 1.0
+        size = np.linalg.norm(theirs[two.result].astype(np.float64)) or 1.0
         sizes = np.sqrt(np.maximum(squares.sum(axis=(1, 2)), 0.0)) / size
         for number, share in enumerate(_changes(index, changed, one, two)):
             rows.append(ChangedHead(f"{one.name}.{number}", share, float(sizes[number])))
         for number in np.argsort(-sizes, kind="stable")[:top].tolist():
-            moved[f"{one.name}.{number}"] = two.sublayer.result, left[number] @ right[number]
+            moved[f"{one.name}.{number}"] = two.result, left[number] @ right[number]
     rows.sort(key=lambda row: -row.written)
     outputs = [own[name] for name in index.view.outputs]
     error = _error([*values_of(changed, other_case, changed.view.outputs).values()], outputs)
@@ -251,28 +249,26 @@ def _error(made: Sequence[Array], wanted: Sequence[Array]) -> float:
     return float(off / (size or 1.0))
 
 
-def _described(index: HeadIndex, named: Named) -> str:
-    own, (*_, width, channels) = named.sublayer, index.tensors[f"{named.name}.W_O"].shape
+def _described(index: HeadIndex, own: Sublayer) -> str:
+    *_, width, channels = index.tensors[f"{own.name}.W_O"].shape
     kind = f"heads of width {width}" if isinstance(own, Attention) else f"{'gated ' * own.gated}neurons"
-    return f"{named.sublayer.count} {kind} on {channels} channels"
+    return f"{own.count} {kind} on {channels} channels"
 
 
-def _members(index: HeadIndex, named: Named, values: Mapping[str, Array]) -> tuple[Array, Array]:
+def _members(index: HeadIndex, own: Sublayer, values: Mapping[str, Array]) -> tuple[Array, Array]:
     """The members' input to the output projection, [members, tokens, K], and its rows, [members, K, D]."""
-    own, z = named.sublayer, values[written_by(named)].astype(np.float64)
-    z = z.reshape(-1, z.shape[-1])
-    if isinstance(own, Attention):
-        return z[:, own.channels].swapaxes(0, 1), index[f"{named.name}.W_O"]
-    return z.T[..., None], AffineMap(own.output, index.value_of).weight()[:, None]
+    z = values[written_by(own)].astype(np.float64)
+    rows = index[f"{own.name}.W_O"] if isinstance(own, Attention) else AffineMap(own.output, index.value_of).weight()
+    return z.reshape(-1, z.shape[-1])[:, own.channels].swapaxes(0, 1), rows.reshape(*own.channels.shape, -1)
 
 
-def _changes(index: HeadIndex, changed: HeadIndex, one: Named, two: Named) -> list[float]:
+def _changes(index: HeadIndex, changed: HeadIndex, one: Sublayer, two: Sublayer) -> list[float]:
     """The change of each member's weights, over their norm."""
     shares = []
     for part in ("W_Q", "W_K", "W_V", "W_O"):
         ours, theirs = index[f"{one.name}.{part}"], changed[f"{two.name}.{part}"]
         # A neuron has all heads g * members + n of its program.
-        apart = [each.reshape(-1, one.sublayer.count, each[0].size) for each in (ours - theirs, ours)]
+        apart = [each.reshape(-1, one.count, each[0].size) for each in (ours - theirs, ours)]
         change, size = (np.linalg.norm(each, axis=(0, 2)) for each in apart)
         shares += [change / np.where(size == 0.0, 1.0, size)] if ours.any() else []
     return list(map(float, np.sqrt(np.mean(np.square(shares), axis=0))))

@@ -6,7 +6,7 @@ Queries, keys, values and the heads' outputs are followed to the linear operator
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -139,8 +139,26 @@ _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice", *_ROUNDING}
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Named:
+    """The names of a sublayer."""
+
+    name: str = ""
+    layer: str = ""
+    module: str = ""
+
+    @property
+    def count(self) -> int:
+        """Of members: heads, or neurons."""
+        raise NotImplementedError
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}.{number}" for number in range(self.count))
+
+
 @dataclass(frozen=True, eq=False)
-class Attention:
+class Attention(Named):
     """The heads of one attention sublayer."""
 
     node: int  # index of its Softmax or attention operator, which orders sublayers
@@ -170,7 +188,7 @@ class Attention:
     def heads(self) -> int:
         return len(self.query.columns)
 
-    count = heads  # of members
+    count = heads
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:

@@ -22,7 +22,7 @@ from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import Hook, InputsOrText, Text, cases_of, hooks_of, tensors_of, values_of
-from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.sublayers import NeuronHeads, Sublayer
 from rewriter.interpret.why import ScoreTerms
 
 MAX_TOKENS = 256  # of the sequence, on the page
@@ -77,7 +77,7 @@ def head_pictures(
     read, missing = _read(index, chosen, opened)
     names, why = ([], {}) if logit is None else _explained(run, stages, chosen, window)
     rows, shown = list[dict[str, Any]](), slice(window.start, window.stop)
-    originals = sum(len(chosen[each.name]) for each in index.sublayers if isinstance(each.sublayer, Attention))
+    originals = sum(len(chosen[each.name]) for each in index.sublayers if isinstance(each, Attention))
     least = _LEAST_WEIGHT if originals * len(window) ** 2 > _MAX_EXACT_ENTRIES else 0.0
     for each in index.sublayers:
         for place, number in enumerate(chosen[each.name]):
@@ -86,8 +86,8 @@ def head_pictures(
                 "name": name,
                 "sublayer": each.name,
                 "number": number,
-                "kind": "neuron" if isinstance(each.sublayer, NeuronHeads) else "head",
-                "cross": isinstance(each.sublayer, Attention) and each.sublayer.cross,
+                "kind": "neuron" if isinstance(each, NeuronHeads) else "head",
+                "cross": isinstance(each, Attention) and each.cross,
                 "activation": [*map(_rounded, activations[each.name][shown, place])],
                 "pattern": _pattern(each, patterns[each.name][place], shown, least),
                 "tokens": read.get(name, []),
@@ -104,8 +104,8 @@ def head_pictures(
         "sublayers": [
             {
                 "name": each.name,
-                "kind": "neurons" if isinstance(each.sublayer, NeuronHeads) else "heads",
-                "count": each.sublayer.count,
+                "kind": "neurons" if isinstance(each, NeuronHeads) else "heads",
+                "count": each.count,
                 "shown": len(chosen[each.name]),
             }
             for each in index.sublayers
@@ -135,31 +135,31 @@ def _recorded(
     hooks = {name: hook for name, hook in hooks_of(index).items() if name.endswith((".hook_pattern", ".hook_z"))}
     values = values_of(index, case, tensors_of(hooks.values()))
 
-    def activation(named: Named, hooks: Mapping[str, Hook], members: Sequence[int]) -> Array:
+    def activation(own: Sublayer, hooks: Mapping[str, Hook], members: Sequence[int]) -> Array:
         """[tokens, members]."""
-        z = hooks[f"{named.name}.hook_z"].make(values)[0]
-        if isinstance(named.sublayer, NeuronHeads):  # along its row of W2
-            factors = np.array([[group.factor] for group in named.sublayer.groups], np.float64)
+        z = hooks[f"{own.name}.hook_z"].make(values)[0]
+        if isinstance(own, NeuronHeads):  # along its row of W2
+            factors = np.array([[group.factor] for group in own.groups], np.float64)
             return np.asarray((z.reshape(len(z), len(factors), len(members)) * factors).sum(axis=1))
         # The norm of what a head writes.
-        made = z[:, members].swapaxes(0, 1).astype(np.float64) @ index[f"{named.name}.W_O"][members]
+        made = z[:, members].swapaxes(0, 1).astype(np.float64) @ index[f"{own.name}.W_O"][members]
         return np.asarray(np.linalg.norm(made, axis=-1).T)
 
     sizes = {
-        each.name: effects[each.name] if each.name in effects else activation(each, hooks, range(each.sublayer.count))
+        each.name: effects[each.name] if each.name in effects else activation(each, hooks, range(each.count))
         for each in index.sublayers
     }
     tokens = max(len(each) for each in sizes.values())
     chosen = _chosen(index, {name: np.abs(each).max(axis=0, initial=0.0) for name, each in sizes.items()}, most, tokens)
     hooks, patterns, activations = hooks_of(index, chosen), dict[str, Array](), dict[str, Array]()
-    for each in index.sublayers:
-        own, numbers, pattern = each.sublayer, chosen[each.name], hooks[f"{each.name}.hook_pattern"].make(values)[0]
+    for own in index.sublayers:
+        numbers, pattern = chosen[own.name], hooks[f"{own.name}.hook_pattern"].make(values)[0]
         if isinstance(own, NeuronHeads):
             apart = pattern.reshape(len(pattern), len(own.groups), len(numbers), 1 + own.bias_tokens)
-            patterns[each.name] = apart.transpose(2, 1, 0, 3)
+            patterns[own.name] = apart.transpose(2, 1, 0, 3)
         else:
-            patterns[each.name] = pattern[numbers, None]
-        activations[each.name] = activation(each, hooks, numbers)
+            patterns[own.name] = pattern[numbers, None]
+        activations[own.name] = activation(own, hooks, numbers)
     return tokens, chosen, patterns, activations
 
 
@@ -168,7 +168,7 @@ def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int
     limits = {True: min(most, _MAX_ACTIVATIONS // shown), False: max(1, _MAX_PATTERN_ENTRIES // shown**2)}
     result: dict[str, list[int]] = {each.name: [] for each in index.sublayers}
     for neurons, limit in limits.items():
-        own = [each.name for each in index.sublayers if isinstance(each.sublayer, NeuronHeads) is neurons]
+        own = [each.name for each in index.sublayers if isinstance(each, NeuronHeads) is neurons]
         ranked = sorted((-size, name, number) for name in own for number, size in enumerate(sizes[name].tolist()))
         for _, name, number in ranked[:limit]:
             result[name].append(number)
@@ -189,9 +189,9 @@ def _read(
     return rows, dict(made.missing)
 
 
-def _pattern(named: Named, pattern: Array, shown: slice, least: float) -> list[Any]:
+def _pattern(own: Sublayer, pattern: Array, shown: slice, least: float) -> list[Any]:
     """The pattern of an original head, without weights below `least`, or those of a neuron's heads."""
-    own, found = named.sublayer, pattern[:, shown]
+    found = pattern[:, shown]
     if isinstance(own, Attention):
         found = found[..., slice(0, MAX_TOKENS) if own.cross else shown]
         found = np.where(found < least, 0.0, found)
@@ -243,8 +243,8 @@ def _notes(
     if least:
         yield f"Attention weights of original heads below {least} are left out."
     for neurons, kind in ((True, "neurons"), (False, "original heads")):
-        own = [each for each in index.sublayers if isinstance(each.sublayer, NeuronHeads) is neurons]
-        shown, every = sum(len(chosen[each.name]) for each in own), sum(each.sublayer.count for each in own)
+        own = [each for each in index.sublayers if isinstance(each, NeuronHeads) is neurons]
+        shown, every = sum(len(chosen[each.name]) for each in own), sum(each.count for each in own)
         if shown < every:
             measure = "attribution to the logit" if attributed else "activation on these tokens"
             yield f"Shown are {shown:,} of {every:,} {kind}, those with the largest {measure}."

@@ -24,7 +24,7 @@ from rewriter.inputs.cases import Role
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import STREAM, chain_to
-from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.sublayers import NeuronHeads, Sublayer
 
 Chosen = Sequence[int] | slice  # members
 KINDS = "QKV"  # read by queries, keys, values
@@ -39,35 +39,31 @@ _HEADS_AT_ONCE, _MAX_SCORED_ENTRIES = 2**10, 2**22  # for which a table of embed
 class HeadSide:
     """The input or output factors of a sublayer's heads."""
 
-    named: Named
+    sublayer: Sublayer
     kinds: str  # of composition; empty for an output
     data: str  # the tensor that is read, or the result
     factors: Callable[[Chosen], Array]  # [members, rank, d_model]; members are heads, or neurons
 
     def make(self, chosen: Chosen = slice(None)) -> Array:
         """The factors, of some members or all, scaled to a product of norm 1 (or 0)."""
-        array = _checked(self.factors(chosen), self.named)
+        array = _checked(self.factors(chosen), self.sublayer)
         norms = np.sqrt(np.einsum("mrd,mrd->m", array, array, dtype=np.float64))[:, None, None]
         return np.asarray((array / np.where(norms == 0.0, 1.0, norms)).astype(array.dtype))
 
 
-def written(index: HeadIndex, named: Named) -> HeadSide:
+def written(index: HeadIndex, own: Sublayer) -> HeadSide:
     """The output factors of heads: R W_O for W_V = Q R, or rows of W2."""
-    own = named.sublayer
     if isinstance(own, NeuronHeads):
         output = AffineMap(own.output, index.value_of)
-        return HeadSide(named, "", own.result, lambda chosen: output.weight()[chosen, None])
-    return HeadSide(named, "", own.result, _product(index, named, "V", "O"))
+        return HeadSide(own, "", own.result, lambda chosen: output.weight()[chosen, None])
+    return HeadSide(own, "", own.result, _product(index, own, "V", "O"))
 
 
-def read(index: HeadIndex, named: Named) -> list[HeadSide]:
+def read(index: HeadIndex, own: Sublayer) -> list[HeadSide]:
     """The input factors of heads; kinds that read the same are one side."""
-    own = named.sublayer
     if isinstance(own, Attention):
         sides = ("Q", "K", own.query), ("K", "Q", own.key), ("V", "O", own.value)
-        return [
-            HeadSide(named, each, heads.operator.data, _product(index, named, by, each)) for each, by, heads in sides
-        ]
+        return [HeadSide(own, kind, heads.operator.data, _product(index, own, by, kind)) for kind, by, heads in sides]
 
     def columns(projection: Projection, chosen: Chosen) -> Array:
         affine = AffineMap(projection, index.value_of, index.folded(projection.data))
@@ -77,36 +73,36 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
     kinds = {"Q": own.query} | ({"V": own.value} if any(group.head.c for group in own.groups) else {})
     if own.value == own.query:
         kinds = {"".join(kinds): own.query}
-    return [HeadSide(named, kind, own.data, partial(columns, each)) for kind, each in kinds.items()]
+    return [HeadSide(own, kind, own.data, partial(columns, each)) for kind, each in kinds.items()]
 
 
-def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callable[[Chosen], Array]:
+def _product(index: HeadIndex, own: Sublayer, first: str, second: str) -> Callable[[Chosen], Array]:
     """R X for the other factor, weights `first` = Q R up to transposition; X is `second`, [heads, d_head, d_model]."""
 
     @cache
     def root() -> Array:
         """R as the square roots of the Gram matrices R^T R, [heads, d_head, d_head]."""
-        wide = _tall(index, named, first).astype(np.float64)
+        wide = _tall(index, own, first).astype(np.float64)
         values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
         return np.asarray(np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2))
 
     def made(chosen: Chosen) -> Array:
-        other = _tall(index, named, second)[chosen]
+        other = _tall(index, own, second)[chosen]
         return np.asarray(root()[chosen].astype(other.dtype) @ np.swapaxes(other, -1, -2))
 
     return made
 
 
-def _tall(index: HeadIndex, named: Named, part: str) -> Array:
+def _tall(index: HeadIndex, own: Sublayer, part: str) -> Array:
     """[heads, d_model, d_head] of the weights Q, K, V or O."""
-    array = _checked(index[f"{named.name}.W_{part}"], named)
+    array = _checked(index[f"{own.name}.W_{part}"], own)
     return np.swapaxes(array, -1, -2) if part == "O" else array
 
 
-def _checked(array: Array, named: Named) -> Array:
+def _checked(array: Array, own: Sublayer) -> Array:
     """In float32 at least. Raises ModelError for weights that are not finite."""
     if not np.isfinite(array).all():
-        raise ModelError(f"weights of {named.name} are not finite: its heads cannot be compared")
+        raise ModelError(f"weights of {own.name} are not finite: its heads cannot be compared")
     return _wide(array)
 
 
@@ -219,10 +215,10 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
     for reader, ours, writer, theirs in _factors(index, turned=not every_head):
         widths = ours.array.shape[-1], theirs.array.shape[-1]
         if widths[0] != widths[1]:
-            what = f"{reader.named.name} reads {widths[0]} channels and {writer.named.name} writes {widths[1]}"
+            what = f"{reader.sublayer.name} reads {widths[0]} channels and {writer.sublayer.name} writes {widths[1]}"
             raise ModelError(f"{what}: they cannot be compared")
-        rows = places[reader.named.members[0]] + np.arange(len(ours.array))
-        columns = places[writer.named.members[0]] + np.arange(len(theirs.array))
+        rows = places[reader.sublayer.members[0]] + np.arange(len(ours.array))
+        columns = places[writer.sublayer.members[0]] + np.arange(len(theirs.array))
         step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.array.shape[1] * theirs.array.shape[1] * len(columns), 1))
         for part in (slice(start, start + step) for start in range(0, len(rows), step)):
             a, b, at, others = ours.array[part], theirs.array, rows[part], columns
@@ -242,10 +238,10 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
 def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
     """Each side that reads the stream, and the earlier writers."""
     sides = {side.data: side for side in (written(index, each) for each in index.sublayers)}
-    for named in index.sublayers:
-        for reader in read(index, named):
+    for own in index.sublayers:
+        for reader in read(index, own):
             found = {*index.view.back(reader.data, STREAM, sides)}
-            order = [side for data, side in sides.items() if data in found and side.named is not named]
+            order = [side for data, side in sides.items() if data in found and side.sublayer is not own]
             if order:
                 yield reader, order
 
@@ -423,15 +419,15 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
     return HeadTokens(tuple(row for of_head in rows.values() for row in of_head), missing, told)
 
 
-def directions(index: HeadIndex, named: Named, chosen: Sequence[int]) -> dict[str, tuple[str, Array, Array]]:
+def directions(index: HeadIndex, own: Sublayer, chosen: Sequence[int]) -> dict[str, tuple[str, Array, Array]]:
     """Side to (the tensor that is read or written, unit vectors [K, d_model], shares [K]) of K chosen members."""
-    sides = {side.kinds: side for side in read(index, named)} | {"O": written(index, named)}
-    images = {"K": "Q", "O": "V"} if isinstance(named.sublayer, Attention) else {}
+    sides = {side.kinds: side for side in read(index, own)} | {"O": written(index, own)}
+    images = {"K": "Q", "O": "V"} if isinstance(own, Attention) else {}
     found = dict[str, tuple[str, Array, Array]]()
     for side, each in sides.items():
         if side in images:  # the second singular vector is the first one's image, with its sign
             _, vectors, shares = found[images[side]]
-            theirs, ours = (_tall(index, named, part)[chosen] for part in (images[side], side))
+            theirs, ours = (_tall(index, own, part)[chosen] for part in (images[side], side))
             image = (ours @ (vectors[:, None] @ theirs).swapaxes(1, 2))[..., 0]
             found[side] = each.data, _unit(image), shares
         else:

@@ -27,7 +27,7 @@ from rewriter.inputs.cases import Case, InputSpec, Kind, Maker, Role, load_cases
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write
-from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.sublayers import NeuronHeads, Sublayer
 from rewriter.proof.run import Side, fed, open_model, open_reference
 from rewriter.text import quoted
 
@@ -113,18 +113,17 @@ def hooks_of(index: HeadIndex, neurons: Mapping[str, Sequence[int]] | None = Non
     """All hooks of a model, layer by layer; those of neurons record all, or some of each sublayer."""
     found: dict[str, Hook] = {}
     for layer, sublayers in index.layers.items():
-        z = next((each.sublayer.z for each in sublayers if isinstance(each.sublayer, Attention)), "")
+        z = next((each.z for each in sublayers if isinstance(each, Attention)), "")
         written = [(each, index.writes[each.name]) for each in sublayers if each.name in index.writes]
         found.update({name: _by_sequence(index, tensor, z) for name, tensor in _streams(layer, written)})
-        for each in sublayers:
-            own = each.sublayer
-            members = slice(None) if neurons is None else neurons[each.name]
+        for own in sublayers:
+            members = slice(None) if neurons is None else neurons[own.name]
             hooks = _attention(own) if isinstance(own, Attention) else _neurons(index, own, z, members)
-            found.update({f"{each.name}.{name}": hook for name, hook in hooks})
+            found.update({f"{own.name}.{name}": hook for name, hook in hooks})
     return found
 
 
-def _streams(layer: str, own: list[tuple[Named, Write]]) -> Iterator[tuple[str, str]]:
+def _streams(layer: str, own: list[tuple[Sublayer, Write]]) -> Iterator[tuple[str, str]]:
     """(hook, tensor) of the residual stream around a layer's sublayers, and of their outputs."""
     last = own[-1][1].after if own else ""
     known: list[str] = []

@@ -17,7 +17,7 @@ from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
-from rewriter.interpret.sublayers import Named
+from rewriter.interpret.sublayers import Sublayer
 from rewriter.interpret.trace import NORMS, Norm, norm_before
 
 _MAX_FROZEN_ERROR = 1e-4  # of a frozen normalisation, relative; float32 leaves about 1e-6
@@ -85,12 +85,12 @@ class Write:
     norm: Norm | None
 
 
-def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) -> dict[str, Write]:
+def writes(view: GraphView, constants: Constants, sublayers: Sequence[Sublayer]) -> dict[str, Write]:
     """Sublayer to its write, if its result is simply added."""
     ends = (node for node in view.nodes if node.op_type in (*NORMS, "Add", "Mul"))
     made = (norm_before(view, constants, node.output[0]) for node in ends)
     norms = {norm.data: norm for norm in made if norm is not None}
-    found = {each.name: _sum(view, constants, each.sublayer.result, norms) for each in sublayers}
+    found = {each.name: _sum(view, constants, each.result, norms) for each in sublayers}
     sums = {name: write for name, write in found.items() if write is not None}
     # Results of parallel sublayers are added to each other first, and their sum to the stream.
     shared = Counter(found.after for found in sums.values())
@@ -126,7 +126,7 @@ class Stage:
 
     before: str
     after: str
-    sublayers: tuple[Named, ...]
+    sublayers: tuple[Sublayer, ...]
     norm: Norm | None = None  # between this stage and the one before, as in post-norm models
 
 
@@ -142,7 +142,7 @@ class Chain:
     factor: float = 1.0  # of the normalised stream before the unembedding
 
 
-def chain_to(view: GraphView, sublayers: Sequence[Named], added: Mapping[str, Write], output: str) -> Chain:
+def chain_to(view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str, Write], output: str) -> Chain:
     """The path to an output [batch, tokens, vocabulary], if linear in the normalised stream; `added` are the `writes`.
 
     Raises UsageError.
@@ -252,7 +252,7 @@ def _first_row(view: GraphView, constants: Constants, tensor: str) -> int | None
 
 
 def _stages(
-    view: GraphView, sublayers: Sequence[Named], added: Mapping[str, Write], end: str, output: str
+    view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str, Write], end: str, output: str
 ) -> tuple[Stage, ...]:
     """The consecutive stages on whose results the tensor `end` depends."""
     stages: list[Stage] = []

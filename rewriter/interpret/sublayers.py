@@ -10,8 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, product
+
+import numpy as np
+from numpy.typing import NDArray
 
 from passes.conversion import decide
 from passes.match.blocks import Block, Dataflow, Namer
@@ -21,17 +23,16 @@ from passes.plan import Plan, with_operators
 from passes.programs.program import Group, Program, groups_of
 from rewriter.arrays import Array
 from rewriter.graph.view import GraphView, LostError, Miss
-from rewriter.interpret.original import Attention
+from rewriter.interpret.original import Attention, Named
 from rewriter.interpret.trace import noting
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}  # heads, or operations, to the form with such programs
 
 
 @dataclass(frozen=True, eq=False)
-class NeuronHeads:
+class NeuronHeads(Named):
     """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n."""
 
-    name: str
     node: int
     query: Projection  # W1 of the pre-activation y; its data is the block's input
     value: Projection  # W1 of the values: the same, or the other projection of a gated block
@@ -57,7 +58,12 @@ class NeuronHeads:
     def neurons(self) -> int:
         return self.query.out_features
 
-    count = neurons  # of members
+    count = neurons
+
+    @property
+    def channels(self) -> NDArray[np.int64]:
+        """[neurons, 1], rows of W2."""
+        return np.arange(self.neurons)[:, None]
 
     @property
     def heads(self) -> int:
@@ -110,7 +116,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
 def _heads(view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool) -> NeuronHeads:
     chosen = decide(view, block, Options(form=PROGRAMS[program]))
     return NeuronHeads(
-        name=block.name,
+        module=block.name,
         node=view.producer[projections.result if whole else block.output],
         query=projections.query,
         value=projections.value,
@@ -129,40 +135,25 @@ def _heads(view: GraphView, block: Block, projections: Projections, program: str
 Sublayer = Attention | NeuronHeads
 
 
-@dataclass(frozen=True, eq=False)
-class Named:
-    """A sublayer and its name."""
-
-    name: str
-    layer: str
-    module: str
-    sublayer: Sublayer
-
-    @cached_property
-    def members(self) -> tuple[str, ...]:
-        """The names of its heads, or neurons."""
-        return tuple(f"{self.name}.{number}" for number in range(self.sublayer.count))
-
-
 def named_sublayers(
     view: GraphView, attention: Sequence[Attention], neurons: Sequence[NeuronHeads]
-) -> tuple[Named, ...]:
+) -> tuple[Sublayer, ...]:
     """All sublayers in the order of the graph, with unique names."""
     namer = Namer()
-    modules: list[tuple[str, Sublayer]] = [(each.name, each) for each in neurons]
+    modules: list[Sublayer] = [*neurons]
     for each in attention:
         first = {side.operator.node: side.operator for side in (each.query, each.key, each.value)}
-        modules.append((namer.name(view, tuple(first.values()), (each.output,), ()), each))
-    modules.sort(key=lambda pair: pair[1].node)
-    paths = [re.match(r"(?:(.*?)\.)?(\d+)(?:\.|$)", path) for path, _ in modules]
+        modules.append(replace(each, module=namer.name(view, tuple(first.values()), (each.output,), ())))
+    modules.sort(key=lambda each: each.node)
+    paths = [re.match(r"(?:(.*?)\.)?(\d+)(?:\.|$)", each.module) for each in modules]
     numbered = [(path[1] or "", path[2]) for path in paths if path]
     layers = {stack: [*dict.fromkeys(number for each, number in numbered if each == stack)] for stack, _ in numbered}
     places = [(stack, layers[stack].index(number)) for stack, number in numbered]
     if not all(paths):  # every self-attention begins a layer
-        begun = accumulate(isinstance(each, Attention) and not each.cross for _, each in modules)
+        begun = accumulate(isinstance(each, Attention) and not each.cross for each in modules)
         places = [("", max(layer - 1, 0)) for layer in begun]
-    stacks, copies, found = list(dict.fromkeys(stack for stack, _ in places)), Counter[str](), list[Named]()
-    for (module, sublayer), (stack, number) in zip(modules, places, strict=True):
+    stacks, copies, found = list(dict.fromkeys(stack for stack, _ in places)), Counter[str](), list[Sublayer]()
+    for sublayer, (stack, number) in zip(modules, places, strict=True):
         # The distinguishing part of a stack's path: `encoder`, `decoder`.
         others = {part for other in stacks if other != stack for part in other.split(".")}
         short = next((part for part in stack.split(".") if part not in others), stack or "blocks")
@@ -170,5 +161,5 @@ def named_sublayers(
         kind = "mlp_heads" if isinstance(sublayer, NeuronHeads) else "cross_attn" if sublayer.cross else "attn"
         name = f"{layer}.{kind}"
         copies[name] += 1
-        found.append(Named(name if copies[name] == 1 else f"{name}_{copies[name]}", layer, module, sublayer))
+        found.append(replace(sublayer, name=name if copies[name] == 1 else f"{name}_{copies[name]}", layer=layer))
     return tuple(found)

@@ -78,18 +78,17 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     if place is None:
         raise UsageError(f"{named.name} is not on the way to the output")
     run.start(place + 1)
-    own = named.sublayer
-    if isinstance(own, Attention):
+    if isinstance(named, Attention):
         scores = ScoreTerms(run, named.name)
         t = _at(query, scores.pattern.shape[1])
         key = int(scores.pattern[number, t].argmax()) if key is None else key
-        s = key = _at(key, scores.pattern.shape[2 if own.cross else 1])  # a cache may have places without tokens
-        written = _written(run, place, by_head(sorted({t, t if own.cross else s})))
+        s = key = _at(key, scores.pattern.shape[2 if named.cross else 1])  # a cache may have places without tokens
+        written = _written(run, place, by_head(sorted({t, t if named.cross else s})))
         return scores.whys(written, [(number, t, s)])(number, t, s)
     if key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
-    reads = Reads(run, named.name, {"": own.query.data})
-    values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
+    reads = Reads(run, named.name, {"": named.query.data})
+    values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(named.query, run.index.value_of)
     t, total = _at(query, len(values)), float(values[_at(query, len(values)), number])
     weight, bias = affine.weight([number]), affine.bias()[[number]]
     terms = reads.parts(_written(run, place, None), "", t, weight, bias, "b_in")

@@ -24,7 +24,7 @@ def read(path: str) -> Readers:
     found: Readers = {}
     for side, writers in pairs(heads(path)):
         for kind in side.kinds:
-            found[side.named.name, kind] = {writer.named.name for writer in writers}
+            found[side.sublayer.name, kind] = {writer.sublayer.name for writer in writers}
     return found
 
 
@@ -64,7 +64,7 @@ def test_scores_are_those_of_torchs_weights(export: Export) -> None:
         if "h." in key
     }
     path = export("gpt2", "torchscript")
-    width, count = state["h.0.attn.c_attn.weight"].shape[0], heads(path).sublayers[0].sublayer.heads
+    width, count = state["h.0.attn.c_attn.weight"].shape[0], heads(path).sublayers[0].heads
     step = width // count
     found = compositions(path, top=10**4)
 

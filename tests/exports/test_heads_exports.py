@@ -13,7 +13,8 @@ from models.entry import Exporter
 from models.registry import get
 from rewriter import attribute, heads, why
 from rewriter.interpret.index import HeadIndex
-from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.original import Attention
+from rewriter.interpret.sublayers import NeuronHeads
 from tests.conftest import Export
 
 Array = NDArray[Any]
@@ -108,34 +109,33 @@ def neurons(name: str, state: State, module: str) -> dict[str, Array]:
     return {"Q": w_gate, "V": w_value, "O": w_out.T, "b_Q": b_gate, "b_O": b_out}
 
 
-def check_attention(index: HeadIndex, named: Named, wanted: Mapping[str, Array]) -> None:
+def check_attention(index: HeadIndex, own: Attention, wanted: Mapping[str, Array]) -> None:
     for part, array in wanted.items():
-        np.testing.assert_array_equal(index[f"{named.name}.{part}"], array, err_msg=f"{named.name}.{part}")
+        np.testing.assert_array_equal(index[f"{own.name}.{part}"], array, err_msg=f"{own.name}.{part}")
 
 
-def check_neurons(index: HeadIndex, named: Named, own: NeuronHeads, wanted: Mapping[str, Array]) -> None:
+def check_neurons(index: HeadIndex, own: NeuronHeads, wanted: Mapping[str, Array]) -> None:
     """Every head of a neuron reads and writes along that neuron's weights, up to the program's factors."""
     count = own.neurons
     for place, group in enumerate(own.groups):
         part = slice(place * count, (place + 1) * count)
-        np.testing.assert_array_equal(index[f"{named.name}.W_Q"][part, :, 0], wanted["Q"])
-        np.testing.assert_array_equal(index[f"{named.name}.b_Q"][part, 0], wanted["b_Q"])
-        np.testing.assert_array_equal(index[f"{named.name}.W_V"][part, :, 0], wanted["V"] * np.float32(group.head.c))
+        np.testing.assert_array_equal(index[f"{own.name}.W_Q"][part, :, 0], wanted["Q"])
+        np.testing.assert_array_equal(index[f"{own.name}.b_Q"][part, 0], wanted["b_Q"])
+        np.testing.assert_array_equal(index[f"{own.name}.W_V"][part, :, 0], wanted["V"] * np.float32(group.head.c))
         expected = (wanted["O"].astype(np.float64) * group.factor).astype(np.float32)
-        np.testing.assert_allclose(index[f"{named.name}.W_O"][part, 0], expected, rtol=1e-6)
-    np.testing.assert_array_equal(index[f"{named.name}.b_O"], wanted["b_O"])
+        np.testing.assert_allclose(index[f"{own.name}.W_O"][part, 0], expected, rtol=1e-6)
+    np.testing.assert_array_equal(index[f"{own.name}.b_O"], wanted["b_O"])
 
 
 @pytest.mark.parametrize(("name", "exporter"), CASES)
 def test_weights_are_those_of_the_state_dict(name: str, exporter: Exporter, export: Export) -> None:
     index, state = heads(export(name, exporter, "fp32")), state_of(name)
     assert len(index.sublayers) == SUBLAYERS.get(name, 4), index.missed
-    for named in index.sublayers:
-        own = named.sublayer
+    for own in index.sublayers:
         if isinstance(own, NeuronHeads):
-            check_neurons(index, named, own, neurons(name, state, named.module))
+            check_neurons(index, own, neurons(name, state, own.module))
         else:
-            check_attention(index, named, attention(name, state, named.module, own.heads))
+            check_attention(index, own, attention(name, state, own.module, own.heads))
 
 
 @pytest.mark.parametrize(("name", "exporter"), CASES)

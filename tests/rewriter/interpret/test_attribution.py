@@ -155,7 +155,7 @@ def test_gates_times_what_they_are_held_at_is_the_function(function: Any, slope:
 def test_a_product_is_shared_by_what_gate_and_value_read() -> None:
     """The derivative along the scale of g alone, the gate held, is half of what the neuron writes."""
     found = attributed("gated-decoder")
-    own = found.index.sublayers[1].sublayer
+    own = found.index.sublayers[1]
     assert isinstance(own, NeuronHeads)
     rng = np.random.default_rng(0)
     g, u, width = rng.normal(size=(3, own.neurons)), rng.normal(size=(3, own.neurons)), own.output.out_features

@@ -195,7 +195,7 @@ def evaluated(case: Deployed, n: Array) -> Array:
     """[tokens, heads, d_head]: what the heads of a file compute, by what was read from it."""
     index = heads(case.model, wide=True)
     assert ["its output is an output of the graph" in miss.reason for miss in index.missed] == [True] * case.normed
-    own = index.sublayers[0].sublayer
+    own = index.sublayers[0]
     assert isinstance(own, Attention)
     assert own.groups == HEADS // SHARED
     facts = case.facts

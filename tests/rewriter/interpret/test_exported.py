@@ -14,7 +14,6 @@ from passes.options import Options
 from passes.plan import make_plan
 from rewriter import UsageError, attribute, heads, run_with_cache
 from rewriter.arrays import Array
-from rewriter.interpret.original import Attention
 from tests.committed import FOLDER
 from tests.headmath import tapped
 from tests.textmodels import SILU, mlp, values
@@ -138,21 +137,19 @@ def test_all_attention_is_found_and_read(name: str) -> None:
     assert [each.name for each in index.attention] == [f"blocks.{layer}.attn" for layer in range(layers)]
     assert index.missed_attention == ()
     recorded, batch = run_with_cache(index, feeds).cache, len(next(iter(feeds.values())))
-    for named in index.attention:
-        own = named.sublayer
-        assert isinstance(own, Attention)
+    for own in index.attention:
         data = [each.operator.data for each in (own.query, own.key, own.value)]
         read = tapped(model, feeds, list(dict.fromkeys([*data, own.output.data])))
         q, k, v = (
-            np.einsum("btm,hmd->bhtd", _rows(read[each], batch), index[f"{named.name}.W_{side}"])
-            + index[f"{named.name}.b_{side}"][:, None]
+            np.einsum("btm,hmd->bhtd", _rows(read[each], batch), index[f"{own.name}.W_{side}"])
+            + index[f"{own.name}.b_{side}"][:, None]
             for side, each in zip("QKV", data, strict=True)
         )
-        pattern = recorded[f"{named.name}.hook_pattern"][..., : k.shape[2]]  # the rest of a cache is empty
+        pattern = recorded[f"{own.name}.hook_pattern"][..., : k.shape[2]]  # the rest of a cache is empty
         z = np.swapaxes(pattern @ v, 1, 2)
         assert np.abs(z.reshape(*z.shape[:2], -1) - _rows(read[own.output.data], batch)).max() <= 1e-5
         if not own.query.rotary:
-            added = recorded[f"{named.name}.hook_attn_scores"] - own.scale * q @ np.swapaxes(k, 2, 3)
+            added = recorded[f"{own.name}.hook_attn_scores"] - own.scale * q @ np.swapaxes(k, 2, 3)
             mask = added[:, :1].round()  # the same for all heads
             assert np.abs((added - mask)[pattern > 0]).max() <= 1e-5
 

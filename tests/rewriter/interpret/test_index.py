@@ -35,11 +35,11 @@ CAUSAL = {"silu-decoder", "relu-decoder", "gated-decoder"}
 
 
 def attentions(index: HeadIndex) -> list[tuple[str, Attention]]:
-    return [(each.name, each.sublayer) for each in index.sublayers if isinstance(each.sublayer, Attention)]
+    return [(each.name, each) for each in index.sublayers if isinstance(each, Attention)]
 
 
 def neurons(index: HeadIndex) -> list[tuple[str, NeuronHeads]]:
-    return [(each.name, each.sublayer) for each in index.sublayers if isinstance(each.sublayer, NeuronHeads)]
+    return [(each.name, each) for each in index.sublayers if isinstance(each, NeuronHeads)]
 
 
 @EACH_FILE

@@ -36,7 +36,7 @@ def by_name(**options: Any) -> dict[str, dict[str, Any]]:
 def test_patterns_are_the_models(stem: str) -> None:
     index, model = heads(FOLDER / f"{stem}.onnx"), onnx.load(FOLDER / f"{stem}.onnx")
     found = by_name(stem=stem, logit=None)
-    own = {each.name: each.sublayer for each in index.sublayers}
+    own = {each.name: each for each in index.sublayers}
     attention, block = own["blocks.1.attn"], own["blocks.1.mlp_heads"]
     assert isinstance(attention, Attention)
     assert isinstance(block, NeuronHeads)
@@ -137,7 +137,7 @@ def test_other_models(stem: str) -> None:
     found = data(stem, None, most=6)
     neurons = [head for head in found["heads"] if head["kind"] == "neuron"]
     assert len(neurons) == 6
-    blocks = [each.sublayer for each in heads(FOLDER / f"{stem}.onnx").sublayers]
+    blocks = heads(FOLDER / f"{stem}.onnx").sublayers
     groups = {each.heads // each.neurons for each in blocks if isinstance(each, NeuronHeads)}
     assert {len(head["pattern"]) for head in neurons} == groups
     assert (found["tokens"][0]["text"] == "#0") is (stem in ("gelu-vision", "conformer-encoder"))

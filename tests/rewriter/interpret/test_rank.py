@@ -30,14 +30,14 @@ def explicit(index: HeadIndex) -> dict[str, dict[str, Array]]:
     found: dict[str, dict[str, Array]] = {}
     for named in index.sublayers:
         own = {part: index[f"{named.name}.{part}"] for part in ("W_Q", "W_K", "W_V", "W_O")}
-        count = named.sublayer.heads
-        for place in range(count if isinstance(named.sublayer, Attention) else named.sublayer.neurons):
-            if isinstance(named.sublayer, Attention):
+        count = named.heads
+        for place in range(count if isinstance(named, Attention) else named.neurons):
+            if isinstance(named, Attention):
                 ov, qk = own["W_V"][place] @ own["W_O"][place], own["W_Q"][place] @ own["W_K"][place].T
                 found[f"{named.name}.{place}"] = {"O": ov, "V": ov, "Q": qk, "K": qk.T}
                 continue
             # The heads of a neuron, of which some have constant values or keys.
-            group = range(place, count, named.sublayer.neurons)
+            group = range(place, count, named.neurons)
             ov = next(own["W_V"][head] @ own["W_O"][head] for head in group if own["W_V"][head].any())
             keys = {
                 head: np.vstack([index[f"{named.name}.b_K"][head], index[f"{named.name}.bias_K"][head]])
@@ -130,7 +130,7 @@ def test_only_what_is_in_the_sum_is_read() -> None:
     index = heads(model)
     assert len(index.sublayers) == 4
     a, b, c, d = (each.name for each in index.sublayers)
-    read = {(reader.named.name, writer.named.name) for reader, writers in rank.pairs(index) for writer in writers}
+    read = {(reader.sublayer.name, writer.sublayer.name) for reader, writers in rank.pairs(index) for writer in writers}
     assert read == {(c, a), (c, b)}
     assert compositions(index).of(f"{d}.0", "V") == []
 

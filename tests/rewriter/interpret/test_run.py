@@ -24,21 +24,20 @@ def cached(path: Path, **options: str) -> Cached:
 def test_original_heads(path: Path) -> None:
     run = cached(path)
     model = onnx.load(path)
-    for named in run.index.sublayers:
-        own = named.sublayer
+    for own in run.index.sublayers:
         if isinstance(own, NeuronHeads):
             continue
         data = tapped(model, feeds(model), [own.query.operator.data])[own.query.operator.data]
-        tensors, cache = wide(run.index, named.name), {part: run.cache[f"{named.name}.hook_{part}"] for part in "qkvz"}
+        tensors, cache = wide(run.index, own.name), {part: run.cache[f"{own.name}.hook_{part}"] for part in "qkvz"}
         data = data.reshape(*cache["q"].shape[:2], -1).astype(np.float64)
         for part in "qkv":
             side = part.upper()
             wanted = projected(data, tensors[f"W_{side}"], tensors[f"b_{side}"])
             close(cache[part], wanted)
-        pattern = run.cache[f"{named.name}.hook_pattern"]
+        pattern = run.cache[f"{own.name}.hook_pattern"]
         assert pattern.shape == (len(data), 4, data.shape[1], data.shape[1])
         close(cache["z"], np.einsum("bhts,bshk->bthk", pattern, cache["v"]))
-        scores = run.cache[f"{named.name}.hook_attn_scores"].astype(np.float64)
+        scores = run.cache[f"{own.name}.hook_attn_scores"].astype(np.float64)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         close(pattern, weights / weights.sum(axis=-1, keepdims=True))
 
@@ -48,17 +47,16 @@ def test_original_heads(path: Path) -> None:
 def test_heads_of_neurons(path: Path, program: str) -> None:
     run = cached(path, program=program)
     model = onnx.load(path)
-    for named in run.index.sublayers:
-        own = named.sublayer
+    for own in run.index.sublayers:
         if not isinstance(own, NeuronHeads):
             continue
         values = tapped(model, feeds(model), [own.query.data, own.result])
-        pattern, z = (run.cache[f"{named.name}.hook_{part}"] for part in ("pattern", "z"))
+        pattern, z = (run.cache[f"{own.name}.hook_{part}"] for part in ("pattern", "z"))
         shape = pattern.shape[:2]
         data = values[own.query.data].reshape(*shape, -1).astype(np.float64)
-        tensors = wide(run.index, named.name)
+        tensors = wide(run.index, own.name)
         pre = projected(data, tensors["W_Q"][: own.neurons, :, :1], tensors["b_Q"][: own.neurons, :1])[..., 0]
-        close(run.cache[f"{named.name}.hook_pre"], pre)
+        close(run.cache[f"{own.name}.hook_pre"], pre)
         # Steep keys turn the rounding of a pre-activation near 0 into a different weight.
         certain = np.tile(np.abs(pre) > 1e-4, len(own.groups))
         wanted = neuron_pattern(data, tensors)
