@@ -63,16 +63,16 @@ def head_pictures(
     effects, shown_logit, embed = dict[str, Array](), None, None
     if logit is not None:
         run = FrozenRun(index, given)
-        stages, effects, embed, value = _attributed(run, logit, minus, position)
+        linear = run.linear(logit, minus, position)
+        stages, effects, embed = linear.stages, linear.effects, linear.embed
         asked = [logit] if minus is None else [logit, minus]
         names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
-        shown_logit = {"entry": " - ".join(names), "position": position, "value": value}
+        shown_logit = {"entry": " - ".join(names), "position": position, "value": linear.value}
+        del linear  # the gradients are large
     tokens, chosen, patterns, activations = _recorded(index, given.only, effects, most)
     effects = {name: array[:, chosen[name]] for name, array in effects.items()}
     ids = given.token_ids(tokens)
-    last = min(tokens, MAX_TOKENS)
-    if logit is not None:
-        last = max(position % tokens + 1, last)
+    last = max(min(tokens, MAX_TOKENS), 0 if logit is None else position % tokens + 1)
     window = range(max(0, last - MAX_TOKENS), last)
     read, missing = _read(index, chosen, opened)
     names, why = ([], {}) if logit is None else _explained(run, stages, chosen, window)
@@ -115,14 +115,6 @@ def head_pictures(
         "missing": missing,
         "notes": list(_notes(index, window, tokens, chosen, least, attributed=logit is not None)),
     }
-
-
-def _attributed(
-    run: FrozenRun, logit: int, minus: int | None, position: int
-) -> tuple[Sequence[FrozenStage], dict[str, Array], Array, float]:
-    """The frozen stages, effects, what tokens contribute, and the logit; gradients are large, and not kept."""
-    linear = run.linear(logit, minus, position)
-    return linear.stages, linear.effects, linear.embed, linear.value
 
 
 def _recorded(

@@ -382,22 +382,16 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
     told = tokens_as_text(tokenizer)
     index = indexed(model)
     missing: dict[str, str] = {}
-    embeddings = cache(lambda table: _wide(index.value_of(table)))
-    outputs: Array | None = None
-    try:
-        outputs = unembedding(index).T
-    except UsageError as error:
-        missing["writes"] = str(error)
+    embeddings, outputs = cache(lambda table: _wide(index.value_of(table))), cache(lambda: unembedding(index).T)
 
     @cache
     def table_of(side: str, data: str, width: int) -> Array | None:
-        if side == "O":
-            return None if outputs is None or outputs.shape[1] != width else outputs
         try:
-            return np.asarray(embeddings(embedding_table(index, data, width)))
+            table = outputs() if side == "O" else embeddings(embedding_table(index, data, width))
         except UsageError as error:
-            missing["reads"] = str(error)
+            missing["writes" if side == "O" else "reads"] = str(error)
             return None
+        return table if table.shape[1] == width else None
 
     wanted = chosen_heads(index, names) if index.sublayers else []
     groups = np.cumsum([len(chosen) for _, chosen in wanted]) // _HEADS_AT_ONCE

@@ -81,8 +81,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     if isinstance(named, Attention):
         scores = ScoreTerms(run, named.name)
         t = _at(query, scores.pattern.shape[1])
-        key = int(scores.pattern[number, t].argmax()) if key is None else key
-        s = key = _at(key, scores.pattern.shape[2 if named.cross else 1])  # a cache may have places without tokens
+        s = scores.key(number, t, key)
         written = _written(run, place, by_head(sorted({t, t if named.cross else s})))
         return scores.whys(written, [(number, t, s)])(number, t, s)
     if key is not None:
@@ -143,6 +142,11 @@ class ScoreTerms(Reads):
         """[heads, T, sources]."""
         return self._hooked("pattern")
 
+    def key(self, head: int, query: int, key: int | None = None) -> int:
+        """A token that may be attended to, by default the one with the largest weight. Raises UsageError."""
+        key = int(self.pattern[head, query].argmax()) if key is None else key
+        return _at(key, self.pattern.shape[2 if self._own.cross else 1])  # a cache may have places without tokens
+
     def at(self, head: int, query: int, key: int) -> tuple[float, float]:
         """The model's score, and the `scale (q k)` in it."""
         scores = self._hooked("attn_scores")
@@ -154,7 +158,8 @@ class ScoreTerms(Reads):
 
         @cache
         def side(kind: str, token: int) -> tuple[tuple[str, ...], Mapping[int, Array]]:
-            heads = sorted({place[0] for place in places if place["HQK".index(kind)] == token})
+            at = "HQK".index(kind)
+            heads = sorted({place[0] for place in places if place[at] == token})
             terms = self.side(written, kind, token, heads)
             words = listed(self.run.index, self._name, terms)
             return words, dict(zip(heads, terms.table.swapaxes(0, 1), strict=True))

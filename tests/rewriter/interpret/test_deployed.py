@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from rewriter import attribute, heads, run_with_cache
+from rewriter import attribute, attribution_graph, heads, run_with_cache
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.interpret.original import Attention
@@ -299,6 +299,13 @@ def test_dynamically_quantised(tmp_path: Path) -> None:
     changed = onnx.load(tmp_path / "q.onnx")
     next(node for node in changed.graph.node if node.output[0].endswith("quant_scales_mul:0")).op_type = "Add"
     assert len(heads(changed).sublayers) < len(index.sublayers), "that is not a scale"
+
+
+def test_a_graph_without_the_scores_of_places_that_no_token_has() -> None:
+    case = replace(FILES["a cache with free places"], past=0)
+    found = attribution_graph(case.model, case.feeds, 3)
+    assert "head" in {node.kind for node in found.nodes}
+    assert found.why == {}
 
 
 def test_tokens_of_a_cache_have_no_parts() -> None:
