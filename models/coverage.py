@@ -25,7 +25,7 @@ from models.variants import Refused, get_variant
 from models.widen import widen
 from rewriter import certify, heads, rewrite, validate
 from rewriter.errors import RewriteError
-from rewriter.interpret.original import Attention
+from rewriter.interpret.sublayers import Attention
 
 LABELS = {
     "gelu": "gelu",

@@ -24,9 +24,8 @@ from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.interpret.attribute import FrozenRun
 from rewriter.interpret.index import AffineMap
-from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import FrozenNorm, held_norm, norm_of, writes
-from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.sublayers import Attention, HeadColumns, NeuronHeads
 from rewriter.interpret.trace import Norm
 from rewriter.interpret.why import ScoreTerms
 

@@ -20,10 +20,9 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, ValueOf, heads
-from rewriter.interpret.original import Attention
 from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, tensors_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged
-from rewriter.interpret.sublayers import NeuronHeads, Sublayer
+from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 from rewriter.interpret.trace import Norm
 
 _SMALL_Y, _SLOPE_STEP = 1e-8, 1e-4  # below the first, f(y) - f(0) does not show the gate

@@ -34,9 +34,8 @@ from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, wi
 from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.inputs.cases import Maker
-from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Embedding, Write, chain_to, embedded, positions_of, without_bias_rows, writes
-from rewriter.interpret.sublayers import PROGRAMS, NeuronHeads, Sublayer, find_neurons, named_sublayers
+from rewriter.interpret.sublayers import PROGRAMS, Attention, HeadColumns, NeuronHeads, Sublayer, find_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_apart, norm_before, noting
 from rewriter.text import quoted
 
@@ -186,15 +185,13 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
     view = plan.views[0]
     tracer = Tracer(source, plan.model, plan.views)
-    attention, lost = find_attention(tracer, plan.recognised.nodes(view))
-    neurons, left = find_neurons(plan, program)
+    named, lost = find_sublayers(tracer, plan, program)
     bodies = [
         Miss("attention in a body is not indexed", f"{each.where}/{label(node)}", "attention")
         for each in plan.views[1:]
         for place, node in enumerate(each.nodes)
         if re.fullmatch("Softmax|.*Attention", node.op_type) and place not in plan.recognised.nodes(each)
     ]
-    named = named_sublayers(view, attention, neurons)
     notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
 
     def made(*, fold_ln: bool = False, wide: bool = True) -> HeadIndex:
@@ -207,7 +204,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
                 added = added or writes(view, tracer.constants, kept)
                 tensors |= dict(builder.ends(kept, added, output.name))
                 break
-        missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
+        missed = (*lost, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
         shared = source, plan.model, runs, view, tensors, builder.value, builder.folded, made, tracer.maker, added
         return HeadIndex(kept, missed, *shared, plan.recognised.stream)
 

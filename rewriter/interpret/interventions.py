@@ -23,10 +23,9 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source, like, load_model, self_contained
 from rewriter.graph.edit import set_nodes
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, heads
-from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read
 from rewriter.interpret.run import InputsOrText, cases_of, values_of
-from rewriter.interpret.sublayers import NeuronHeads, Sublayer
+from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 from rewriter.text import quoted
 
 HOW = ("zero", "mean")

@@ -19,10 +19,9 @@ from rewriter.files.tokenizer import open_tokenizer, tokens_as_text
 from rewriter.inputs.cases import Case
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import HeadIndex, indexed
-from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import Hook, InputsOrText, Text, cases_of, hooks_of, tensors_of, values_of
-from rewriter.interpret.sublayers import NeuronHeads, Sublayer
+from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 from rewriter.interpret.why import ScoreTerms
 
 MAX_TOKENS = 256  # of the sequence, on the page

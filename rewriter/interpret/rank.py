@@ -22,9 +22,8 @@ from rewriter.files.tokenizer import TokenText, tokens_as_text
 from rewriter.graph.constants import Constants
 from rewriter.inputs.cases import Role
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, indexed
-from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import STREAM, chain_to
-from rewriter.interpret.sublayers import NeuronHeads, Sublayer
+from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 
 Chosen = Sequence[int] | slice  # members
 KINDS = "QKV"  # read by queries, keys, values
@@ -410,6 +409,7 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
         for keys, _, table in blocks:
             for head, side, share in keys:
                 rows.setdefault(head, []).append(TokenScores(head, side, share, *next(scored[id(table)])))
+    missing = {what: missing[what] for what in ("writes", "reads") if what in missing}
     return HeadTokens(tuple(row for of_head in rows.values() for row in of_head), missing, told)
 
 

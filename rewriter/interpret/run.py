@@ -25,9 +25,8 @@ from rewriter.graph.edit import extract, split, upstream
 from rewriter.inputs import Inputs, as_given
 from rewriter.inputs.cases import Case, InputSpec, Kind, Maker, Role, load_cases
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
-from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write
-from rewriter.interpret.sublayers import NeuronHeads, Sublayer
+from rewriter.interpret.sublayers import Attention, HeadColumns, NeuronHeads, Sublayer
 from rewriter.proof.run import Side, fed, open_model, open_reference
 from rewriter.text import quoted
 

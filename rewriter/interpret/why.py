@@ -19,9 +19,9 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Terms, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
-from rewriter.interpret.original import Attention
 from rewriter.interpret.run import InputsOrText, tensors_of
 from rewriter.interpret.stream import held_norm, norm_of
+from rewriter.interpret.sublayers import Attention
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,7 @@ from models.entry import Exporter
 from models.registry import get
 from rewriter import attribute, heads, why
 from rewriter.interpret.index import HeadIndex
-from rewriter.interpret.original import Attention
-from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.sublayers import Attention, NeuronHeads
 from tests.conftest import Export
 
 Array = NDArray[Any]

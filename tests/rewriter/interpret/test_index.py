@@ -14,8 +14,7 @@ from passes.options import Options
 from passes.plan import apply, make_plan
 from rewriter import UsageError, heads, rewrite
 from rewriter.interpret.index import HeadIndex
-from rewriter.interpret.original import Attention
-from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.sublayers import Attention, NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
 from tests.headmath import close, neurons_write, pattern_of, scores_of, softmax, tapped, wide, written
 from tests.textmodels import FIRST, SILU, text_model

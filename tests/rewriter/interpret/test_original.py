@@ -11,7 +11,7 @@ from rewriter.files.load import load_model
 from rewriter.graph.attention import with_plain
 from rewriter.graph.view import Miss, all_views
 from rewriter.interpret.index import heads
-from rewriter.interpret.original import Attention, find_attention
+from rewriter.interpret.sublayers import Attention, find_attention
 from rewriter.interpret.trace import Tracer
 
 HEADS, WIDTH = 3, 4

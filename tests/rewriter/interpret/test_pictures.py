@@ -10,8 +10,7 @@ import pytest
 
 from rewriter import attribute, head_pictures, head_tokens, heads, why
 from rewriter.interpret import page as contents
-from rewriter.interpret.original import Attention
-from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.sublayers import Attention, NeuronHeads
 from tests.committed import FOLDER
 from tests.headmath import neuron_pattern, tapped, wide
 from tests.rewriter.interpret.test_attribution import given

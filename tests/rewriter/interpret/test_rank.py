@@ -13,8 +13,8 @@ from rewriter import ModelError, UsageError, compositions, head_tokens, heads
 from rewriter.arrays import largest_places
 from rewriter.interpret import rank
 from rewriter.interpret.index import HeadIndex
-from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import Best
+from rewriter.interpret.sublayers import Attention
 from tests.committed import FILES, FOLDER, VOCABULARY
 from tests.textmodels import text_model, word_tokenizer
 
