@@ -61,10 +61,8 @@ def attribute(
     The logit is an entry of the first output's last axis, less the entry `minus`, at the token `position`. Inputs are
     arrays by input name, an npz file with one case, or a `Text`; of a batch the first sequence counts.
 
-    Raises:
-        UsageError: an index is out of range, or the output does not read the residual stream through a normalisation.
-        ModelError: the model is unreadable, malformed or unsafe.
-        ValidationError: the model cannot be evaluated in float64.
+    Raises UsageError for an index out of range, or an output that does not read the residual stream through a
+    normalisation, ModelError as `heads`, and ValidationError if the model cannot be evaluated in float64.
     """
     run = FrozenRun(model, inputs)
     linear = run.linear(logit, minus, position)

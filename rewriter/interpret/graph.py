@@ -1,11 +1,6 @@
 """`attribution_graph`: the computation of a logit as a graph of direct effects, without transcoders or error nodes.
 
-A neuron is a node at each token, whose activation is one number. The node of an original head is the part of its vector
-that the logit reads, along all paths; heads and neurons beyond the largest are one node `rest` per sublayer and token.
-
-An edge is the direct contribution of the source, through no other sublayer, to the target's activation in the network
-that `attribute` freezes; in-edges sum to it.
-
+docs/heads.md#the-attribution-graph defines nodes and edges, in the network that `attribute` freezes.
 Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model.
 """
 

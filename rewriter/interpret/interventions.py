@@ -1,10 +1,8 @@
 """Models with interventions on named heads, and the heads that another model has changed.
 
-`ablate` sets a head's output, before the output projection, to 0 or its mean, `patch` to its value in another run.
-`freeze` sets the pattern of an original head to that of another run; values follow the input as before.
-
 The results are models in memory, and can be changed again: recordings always come from the model without interventions.
 The node of a tensor T then computes `T/computed`, and marked nodes compute T from that: names and outputs stay.
+A head's output is its operand of the output projection.
 
 `changed_heads` evaluates the heads of a model and of another one, such as a quantised one, on the inputs of the other's
 heads, so that they differ by their weights alone. Adding this difference to a sublayer's output restores a head.
@@ -66,7 +64,7 @@ def patch(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any:
 
 
 def freeze(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any:
-    """The model in which original heads, not neurons, have their patterns on `inputs`; the rest is as in `patch`."""
+    """The model in which original heads have their patterns on `inputs`; values follow, the rest is as in `patch`."""
     index, proto = _opened(model)
     places = []
     for own, numbers in chosen_heads(index, names):

@@ -119,10 +119,7 @@ def head_pictures(
 def _recorded(
     index: HeadIndex, case: Case, effects: Mapping[str, Array], most: int
 ) -> tuple[int, dict[str, list[int]], dict[str, Array], dict[str, Array]]:
-    """(tokens, chosen members, their patterns [members, heads of each, dest, src], activations [tokens, members]).
-
-    Chosen are those with the largest effect on the logit, or without one those with the largest activation.
-    """
+    """(tokens, chosen members, their patterns [members, heads of each, dest, src], activations [tokens, members])."""
     hooks = {name: hook for name, hook in hooks_of(index).items() if name.endswith((".hook_pattern", ".hook_z"))}
     values = values_of(index, case, tensors_of(hooks.values()))
 

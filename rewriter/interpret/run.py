@@ -60,10 +60,8 @@ def run_with_cache(
     Inputs are an npz file, arrays by input name, a list of those, or a `Text`; the names or numbers of several cases
     become prefixes, as in `case/hook`. `names` are globs of the hooks to record, `program` is as for `heads`.
 
-    Raises:
-        UsageError: no hook matches, or the inputs do not fit the model.
-        ModelError: the model is unreadable, malformed or unsafe.
-        ValidationError: onnxruntime does not run the model on these inputs.
+    Raises UsageError if no hook matches, or the inputs do not fit the model, ModelError as `heads`, and ValidationError
+    if onnxruntime does not run the model on these inputs.
     """
     index = indexed(model, program=program)
     given = cases_of(index, inputs)

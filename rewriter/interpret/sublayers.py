@@ -381,7 +381,7 @@ class NeuronHeads(Named):
 
 
 def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tuple[Miss, ...]]:
-    """The neuron heads of the main graph in order, and blocks without heads; `program` is a key of `PROGRAMS`."""
+    """The neuron heads of the main graph, and blocks without heads; `program` is a key of `PROGRAMS`."""
     view = plan.views[0]
     missed: list[Miss] = []
     for each in plan.left:
@@ -409,7 +409,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
             heads = _heads(view, block, read, program, whole=given is not None)
             # The plan states the error of the file's own heads.
             found.append(replace(heads, bound=max(heads.bound, made.max_error)))
-    return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
+    return tuple(found), tuple(missed)
 
 
 def _heads(view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool) -> NeuronHeads:

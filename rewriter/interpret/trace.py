@@ -376,7 +376,6 @@ def norm_apart(view: GraphView, constants: Constants, data: str) -> Norm | None:
 
 
 def _contains_mean(view: GraphView, tensor: str, reach: int = _MAX_DISTANCE) -> bool:
-    """Whether a tensor's arithmetic includes a mean."""
     node = view.made_by(tensor)
     if node is None or reach < 0:
         return False
