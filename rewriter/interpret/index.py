@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fnmatch import translate
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
@@ -32,7 +32,7 @@ from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
 from rewriter.graph.constants import UNFIT, Constants
-from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
+from rewriter.graph.view import GraphView, LostError, Miss, all_views, key_of, label
 from rewriter.inputs.cases import Maker
 from rewriter.interpret.stream import Embedding, Write, chain_to, embedded, positions_of, without_bias_rows, writes
 from rewriter.interpret.sublayers import PROGRAMS, Attention, HeadColumns, NeuronHeads, Sublayer, find_sublayers
@@ -124,6 +124,10 @@ class HeadIndex(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    @cached_property
+    def view_of_runs(self) -> GraphView:
+        return self.view if self.runs is self.proto else all_views(self.runs)[0]
 
     @property
     def attention(self) -> tuple[Attention, ...]:

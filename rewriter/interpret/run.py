@@ -19,7 +19,7 @@ from passes.programs.program import Head
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.evaluate.arithmetic import Unsupported
-from rewriter.files.load import Source
+from rewriter.files.load import LoadedModel, Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.graph.edit import extract, split, upstream
 from rewriter.inputs import Inputs, as_given
@@ -27,7 +27,7 @@ from rewriter.inputs.cases import Case, InputSpec, Kind, Maker, Role, load_cases
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.stream import Write
 from rewriter.interpret.sublayers import Attention, HeadColumns, NeuronHeads, Sublayer
-from rewriter.proof.run import Side, fed, open_model, open_reference
+from rewriter.proof.run import fed, open_model, open_reference
 from rewriter.text import quoted
 
 Values = Mapping[str, Array]
@@ -83,12 +83,13 @@ def tensors_of(hooks: Iterable[Hook]) -> list[str]:
 
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
     """Values of tensors by onnxruntime; a case may hold tensors inside the model. Raises ValidationError."""
-    side, found = Side.of(replace(index.source, proto=index.runs, path=None)), dict(case.feeds)
+    view, found = index.view_of_runs, dict(case.feeds)
     inside = [name for name in dict.fromkeys(names) if name not in found]
     if inside:
-        part = side.extracted(upstream(side.main, frozenset(found), inside))
-        feeds = fed(part, found)
-        found |= open_model(part, "cpu", optimise=False, prepack=False).run(feeds)
+        part = extract(index.runs, view, upstream(view, frozenset(found), inside))
+        model = LoadedModel(part, None, index.source.base_dir, (), 0)
+        feeds = fed(model, found)
+        found |= open_model(model, "cpu", optimise=False, prepack=False).run(feeds)
     return {name: found[name] for name in names}
 
 
