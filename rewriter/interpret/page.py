@@ -16,11 +16,10 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, tokens_as_text
-from rewriter.inputs.cases import Case
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.rank import head_tokens
-from rewriter.interpret.run import Hook, InputsOrText, Text, cases_of, hooks_of, tensors_of, values_of
+from rewriter.interpret.run import Hook, InputsOrText, Text, Values, cases_of, hooks_of, tensors_of, values_of
 from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 from rewriter.interpret.why import ScoreTerms
 
@@ -59,6 +58,8 @@ def head_pictures(
     if not index.sublayers:
         raise UsageError("no heads were found: there is nothing to show")
     given = cases_of(index, inputs)
+    hooks = (hook for name, hook in hooks_of(index).items() if name.endswith((".hook_pattern", ".hook_z")))
+    values = values_of(index, given.only, tensors_of(hooks))
     effects, shown_logit, embed = dict[str, Array](), None, None
     if logit is not None:
         run = FrozenRun(index, given)
@@ -68,7 +69,8 @@ def head_pictures(
         names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
         shown_logit = {"entry": " - ".join(names), "position": position, "value": linear.value}
         del linear  # the gradients are large
-    tokens, chosen, patterns, activations = _recorded(index, given.only, effects, most)
+    tokens, chosen, patterns, activations = _recorded(index, values, effects, most)
+    del values
     effects = {name: array[:, chosen[name]] for name, array in effects.items()}
     ids = given.token_ids(tokens)
     last = max(min(tokens, MAX_TOKENS), 0 if logit is None else position % tokens + 1)
@@ -117,11 +119,10 @@ def head_pictures(
 
 
 def _recorded(
-    index: HeadIndex, case: Case, effects: Mapping[str, Array], most: int
+    index: HeadIndex, values: Values, effects: Mapping[str, Array], most: int
 ) -> tuple[int, dict[str, list[int]], dict[str, Array], dict[str, Array]]:
     """(tokens, chosen members, their patterns [members, heads of each, dest, src], activations [tokens, members])."""
-    hooks = {name: hook for name, hook in hooks_of(index).items() if name.endswith((".hook_pattern", ".hook_z"))}
-    values = values_of(index, case, tensors_of(hooks.values()))
+    hooks = hooks_of(index)
 
     def activation(own: Sublayer, hooks: Mapping[str, Hook], members: Sequence[int]) -> Array:
         """[tokens, members]."""
