@@ -548,24 +548,19 @@ def multiply(products: "Iterable[tuple[Arithmetic, Any, Any]]") -> None:
 
 def _weighted(operands: Sequence[tuple[Field, Array]], weight: Array) -> list[Array]:
     """Entries [..., N, K] in several fields @ a weight [..., K, M], of which a part is read at a time."""
-    (terms, count), scale, flat = weight.shape[-2:], _scale(weight), weight.ndim == 2
-    flattened = [(field, x.reshape(math.prod(x.shape[:-1]), terms) if flat else x) for field, x in operands]
-    columns, made = max(_PART // max(min(terms, _MOST_TERMS), 1), 1), [list[Array]() for _ in operands]
-    for start in range(0, max(count, 1), columns):
-        sums: list[Any] = [0 for _ in operands]
-        for row in range(0, max(terms, 1), _MOST_TERMS):
-            rows = slice(row, row + _MOST_TERMS)
-            given = [(field, entries[..., rows]) for field, entries in flattened]
-            parts = _by_part(given, weight[..., rows, start : start + columns], scale)
-            sums = [x + y for x, y in zip(sums, parts, strict=True)]
-        for each, total in zip(made, sums, strict=True):
-            each.append(total)
-    products = list[Array]()
-    for (field, x), parts_of_x in zip(operands, made, strict=True):
-        whole = parts_of_x[0] if len(parts_of_x) == 1 else np.concatenate(parts_of_x, -1)
-        whole = field.mul(field.reduced(whole), field.modulus.powers[-(scale or 0) - _LOWEST_EXPONENT])
-        products.append(whole.reshape(*x.shape[:-1], count) if flat else whole)
-    return products
+    (*lead, terms, count), scale = weight.shape, _scale(weight)
+    step = max(_PART // max(min(terms, _MOST_TERMS), 1), 1)
+    flat = [(f, x if lead else x.reshape(math.prod(x.shape[:-1]), terms)) for f, x in operands]
+    shapes = ((*np.broadcast_shapes(x.shape[:-2], tuple(lead)), x.shape[-2], count) for _, x in flat)
+    made = [np.zeros(shape, np.int64) for shape in shapes]
+    for start, row in itertools.product(range(0, count, step), range(0, terms, _MOST_TERMS)):
+        columns, rows = slice(start, start + step), slice(row, row + _MOST_TERMS)
+        parts = _by_part([(f, x[..., rows]) for f, x in flat], weight[..., rows, columns], scale)
+        for sums, part in zip(made, parts, strict=True):
+            sums[..., columns] += part
+    powers = [field.modulus.powers[-(scale or 0) - _LOWEST_EXPONENT] for field, _ in operands]
+    scaled = [f.mul(f.reduced(sums), power) for (f, _), sums, power in zip(operands, made, powers, strict=True)]
+    return scaled if lead else [y.reshape(*x.shape[:-1], count) for (_, x), y in zip(operands, scaled, strict=True)]
 
 
 def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | None) -> Iterator[Array]:
