@@ -374,11 +374,11 @@ class Pair:
         if same is None:
             return None
         ours, theirs, drawn = same
-        near = [name for run in ours + theirs for name in run.near]
-        if near and reading.low > self._lowest and not self._heads.get(reading, Regions()).regions:
+        near = next((name for run in ours + theirs for name in run.near), "")
+        if near and reading.low > self._lowest and not self._has_heads(reading):
             found = self._round(replace(reading, low=self._lowest), draws)  # what may be exceeded is a number
             if found is None and len(draws[0]) == len(self.points):
-                why = f"'{near[0]}' masks by a number that scores may exceed, unlike the other model"
+                why = f"'{near}' masks by a number that scores may exceed, unlike the other model"
                 self._unproved = self._unproved or why
             return found
         self._partly = self._read_in_part(ours, theirs)
@@ -425,6 +425,12 @@ class Pair:
         found = proposals(self.a, self.b, reading.field, self._maker, runs, in_reals=reading.in_reals)
         self._heads[reading] = found
         return bool(found.regions)
+
+    def _has_heads(self, reading: Reading) -> bool:
+        """Whether B has heads, whose scores a number may mask."""
+        if reading not in self._heads:
+            self._read_heads(reading)
+        return bool(self._heads[reading].regions or self._heads[reading].masks)
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
         """The activations that became heads, with their bounds; None where one is further off than is allowed."""

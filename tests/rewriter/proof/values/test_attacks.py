@@ -32,15 +32,9 @@ NUMBERS: dict[str, Any] = {
     "T": TABLE, "U": OTHER,
 }  # fmt: skip
 INTEGERS = {
-    "i0": [0],
-    "i1": [1],
-    "i2": 2,
-    "i100": [100],
-    "im1": [-1],
-    "i4": [4],
-    "L": [88888, 55555],
+    "i0": [0], "i1": [1], "i2": 2, "j2": [2], "i4": [4], "i100": [100], "im1": [-1], "L": [88888, 55555],
     "K": [77777, 55555],
-}
+}  # fmt: skip
 OTHERS: dict[str, Array] = {
     "yes": np.array(True), "ids99": np.array(99999), "s3": np.array(3, np.int32), "s0": np.array(0, np.int32),
     "u100": np.array(100, np.uint8),
@@ -119,7 +113,7 @@ NARROW = '<opset_import: ["": 17], domain: "own"> Narrow (y) => (h) { a = Cast<t
 
 def attack(ends: tuple[str, str], body: str) -> onnx.ModelProto:
     known: dict[str, Array] = {name: np.asarray(x, np.float32) for name, x in NUMBERS.items()}
-    known |= {name: np.asarray(x, np.int64) for name, x in (INTEGERS | {"j2": [2]}).items()} | OTHERS
+    known |= {name: np.asarray(x, np.int64) for name, x in INTEGERS.items()} | OTHERS
     named = {name for name in known if re.search(rf"\b{name}\b", body)}
     constants = {name: onnx.numpy_helper.from_array(known[name], name) for name in named}
     options: dict[str, Any] = {"domains": {"own": 1, "com.microsoft": 1}}
