@@ -210,7 +210,6 @@ def test_weights_of_other_types_or_dims() -> None:
 
 
 def external(path: Path, values: Any, offset: int = 0) -> tuple[onnx.TensorProto, Path]:
-    """A weight in a separate file."""
     array = np.asarray(values, np.float32)
     path.write_bytes(b"\x07" * offset + array.tobytes())
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=array.shape, data_location=TensorProto.EXTERNAL)

@@ -205,7 +205,6 @@ class Place:
 
 
 def places(model: onnx.ModelProto, pattern: str) -> list[Place]:
-    """Where tensors are made whose names match."""
     found = [
         Place(nodes, index, slot, function)
         for nodes, function in _scopes(model)

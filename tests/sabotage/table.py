@@ -68,7 +68,6 @@ _WORDS, _SAMPLE = "words for what is done to tensors; %1 and %2 are arguments", 
 
 
 def _sections() -> dict[str, list[list[str]]]:
-    """Title to rows of cells."""
     found: dict[str, list[list[str]]] = {}
     for line in (Path(__file__).parent / "rows.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("= "):

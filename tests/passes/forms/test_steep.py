@@ -45,7 +45,6 @@ def model_of(body: str) -> onnx.ModelProto:
 
 
 def heads(body: str) -> onnx.ModelProto:
-    """The same with its heads written out."""
     plan = make_plan(model_of(body), Options(inline=True))
     assert [left.miss.reason for left in plan.left] == []
     return apply(plan)

@@ -18,7 +18,6 @@ Z = np.array([2.0, -1.0, 3.0, 0.5, -4.0])
 
 
 def by_hand(y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Softmax, head by head."""
     own = np.exp(y)
     first = (own * (2.0 * z + 0.25) + 0.5) / (own + 1.0)
     parts = [np.exp(-2.0 * y), np.full_like(y, np.e), np.exp(y)]

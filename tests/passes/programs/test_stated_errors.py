@@ -55,7 +55,6 @@ def test_stated_errors_are_proved(activation: str, program: Program) -> None:
 
 @pytest.mark.parametrize(("activation", "program"), fitted_programs("precise"))
 def test_programs_for_float64(activation: str, program: Program) -> None:
-    """They are what float64 models get."""
     assert cheapest(activation, 1e-16) == cheapest_gate(activation, 1e-16) == program
     assert cheapest(activation, 1e-7).bias_tokens <= 10
 

@@ -20,7 +20,6 @@ DIMS = {"batch": 4, "sequence": 16}
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
-    """Two layers with dynamically quantised linear operators."""
     path = tmp_path_factory.mktemp("quantised") / "model.onnx"
     dynamic_int8(per_channel=False)(ROOT / "models" / "gelu-encoder.onnx", path, Hints())
     model: onnx.ModelProto = onnx.load(path)

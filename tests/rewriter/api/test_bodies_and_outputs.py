@@ -112,7 +112,6 @@ MODELS: dict[str, tuple[int, onnx.ModelProto]] = {
 
 
 def tensors(value: Any) -> list[np.ndarray]:
-    """What onnxruntime gives, tensor by tensor."""
     if isinstance(value, list):
         return [each for part in value for each in tensors(part)]
     return tensors([*value.keys(), *value.values()]) if isinstance(value, dict) else [np.asarray(value)]

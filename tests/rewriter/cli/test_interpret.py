@@ -37,7 +37,6 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 def told(ran: Ran, command: str, *options: str, model: Path = MODEL) -> str:
-    """What a command that succeeds prints."""
     return ran(0, [command, str(model), *options]).out
 
 

@@ -34,7 +34,6 @@ def _scale(*shape: int) -> np.ndarray:
 
 
 def _linear() -> Iterator[Case]:
-    """QuantizeLinear and DequantizeLinear."""
     for kind in (np.uint8, np.int8, np.uint16, np.int16, _UINT4, _INT4):
         for shape, axis, block in [
             ((), 1, 0), ((4,), 1, 0), ((3,), 0, 0), ((2,), -1, 0), ((3, 2, 2), 1, 2), ((3, 4, 1), -1, 2),
@@ -65,7 +64,6 @@ def _dynamic() -> Iterator[Case]:
 
 
 def _products() -> Iterator[Case]:
-    """Operands and results that are quantised."""
     for left, right in ((np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8)):
         x, y = _q(left, 2, 3, 4), _weight(right, 4, 5)
         yield Case("MatMulInteger", [x, y], data=[0])

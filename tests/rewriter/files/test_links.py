@@ -85,7 +85,6 @@ def _loop(folder: Path) -> None:
 
 
 def _chain(folder: Path) -> None:
-    """A blob that is a link itself."""
     blob = folder.parents[2] / "blobs" / HASH
     blob.rename(folder / "elsewhere")
     blob.symlink_to("../snapshots/abc123/onnx/elsewhere")

@@ -137,7 +137,6 @@ class Deployed:
 
     @cached_property
     def facts(self) -> dict[str, float]:
-        """The attributes of the operator."""
         return {part.split("=")[0].strip(): float(part.split("=")[1]) for part in self.more.split(",") if part}
 
     def resident(self, tokens: int) -> int:
@@ -148,7 +147,6 @@ class Deployed:
         return tokens - step * -(-max(tokens - self.places, 0) // step)
 
     def run(self, *names: str) -> list[Array]:
-        """What onnxruntime computes in the unchanged file."""
         model = onnx.ModelProto.FromString(self.model.SerializeToString())
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name in "nz")
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

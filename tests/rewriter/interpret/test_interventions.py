@@ -56,7 +56,6 @@ def recorded(stem: str, seed: int = 0) -> Tensors:
 
 
 def ran(model: onnx.ModelProto, feeds: Tensors) -> Array:
-    """The first output, by onnxruntime."""
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, dict(feeds))[0])

@@ -27,7 +27,6 @@ NEURON, HEAD = "blocks.0.mlp_heads[1]", "blocks.0.attn[1]"
 
 
 def of(call: Callable[..., Any], *given_first: Any, **options: Any) -> Callable[[Any], Any]:
-    """A call on the model and inputs."""
     return lambda x: call(PATH, x, *given_first, **options)
 
 

@@ -39,7 +39,6 @@ def rewritten(delta: float = 0.0) -> onnx.ModelProto:
 
 
 def apart() -> Report:
-    """A proof of outputs whose shapes differ."""
     report = rewrite(mlp(SILU))
     far = {"out": Judgement("out", math.inf, 1e-7, 1e-6, "has another shape")}
     run = report.validation.providers["cpu"]

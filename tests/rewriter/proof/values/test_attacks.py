@@ -154,7 +154,6 @@ def test_a_weight_named_like_a_part_of_a_definition() -> None:
 
 
 def test_operands_in_the_other_order() -> None:
-    """Of a single entry, too."""
     pairs = ("Greater(x, f7)", "Less(f7, x)"), ("GreaterOrEqual(i, s3)", "LessOrEqual(s3, i)")
     for first, second in pairs:
         a, b = (attack(ONE, f"i = Cast<to = 6>(x) c = {each} out = Where(c, x, f1)") for each in (first, second))

@@ -254,7 +254,6 @@ def test_nothing_to_isolate() -> None:
 
 
 def test_hostile_names_and_json() -> None:
-    """One line each, and plain data."""
     model = text_model(TANH.replace("Add(p, b1)", "Sub(p, b1)"), opset=20)
     model.graph.node[1].name = "evil\n\x1b[2J" + "long" * 1000
     found = departure(evaluated(text_model(TANH, opset=20)), evaluated(model))

@@ -457,7 +457,6 @@ def test_a_deep_model() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_what_is_not_a_number_is_refused(number: float) -> None:
-    """For one token number of 128, say."""
     a, b = mlp(SILU), mlp("s = Sigmoid(y) r = Mul(y, s) c = Greater(y, $3.0) h = Where(c, $7.0, r)")
     seven = next(each for each in b.graph.initializer if numpy_helper.to_array(each).tolist() == 7.0)
     seven.CopyFrom(numpy_helper.from_array(np.asarray(number, np.float32), seven.name))

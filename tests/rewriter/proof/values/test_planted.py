@@ -83,7 +83,6 @@ class Planted:
         return maker(self.model, self.name(ending))
 
     def nodes(self, ending: str) -> list[onnx.NodeProto]:
-        """Those of all blocks."""
         return [node for node in self.model.graph.node if node.output[0].endswith(f"/{ending}")]
 
     def weight(self, ending: str, statement: str) -> None:

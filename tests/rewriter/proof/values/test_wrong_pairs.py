@@ -38,17 +38,14 @@ _STEPS = np.linspace(0.1, 1, 128, dtype=np.float32)
 
 
 def f(*numbers: float) -> Any:
-    """A vector of float32."""
     return np.array(numbers, np.float32)
 
 
 def n(*numbers: int) -> Any:
-    """A vector of int64."""
     return np.array(numbers, np.int64)
 
 
 def with_last(table: Any, row: int) -> Any:
-    """A table with another row."""
     other = table.copy()
     other[row] += 1
     return other
