@@ -64,7 +64,7 @@ _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
 """Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
-_MANY_ROUNDS = 16  # where both models take signs of multiples of each other
+_MANY_ROUNDS = 16  # where both models take signs of multiples of each other: a sign is a coin, which may decide
 _COINS = 40  # signs with which each result of a decision must have been drawn, in all rounds
 _MOST_TURNED = 2**4  # sets of comparisons of integers that are given the result that they never had
 _COIN = "one model decides by the sign of what the other does not"
@@ -232,9 +232,7 @@ class Pair:
             rounds: list[tuple[str, ...]] = []
             self._last, at_once = ((), ()), _ROUNDS if self._large else 1
             while (
-                (
-                    more := len(rounds) < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs()
-                )  # a sign is a coin, which may decide
+                (more := len(rounds) < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs())
                 and len(rounds) < _MOST_ROUNDS
                 and (found := self._round(reading, [self._drawn(len(rounds) + k) for k in range(at_once)])) is not None
             ):
