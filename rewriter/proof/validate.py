@@ -257,9 +257,8 @@ class Judge:
 
         def judgements(points: Sequence[Point]) -> dict[tuple[str, Way], Judgement]:
             how: dict[str, Any] = {"by_blocks": self._by_blocks, "gaps": before.gaps, "progress": self.progress}
-            # Without noise, only the effect of optimisation measures the original's rounding.
-            noise = noisy(self.original, before.cases, points, ways[0], **how) if points else []
-            variants = [old.results, *noise]
+            # If that does not run, only the effect of optimisation measures the original's rounding.
+            variants = [old.results, *noisy(self.original, before.cases, points, ways[0], **how)]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
                 for output in dict.fromkeys(name for case in results for name in case)
@@ -267,9 +266,7 @@ class Judge:
                 for way in ways
             }
 
-        judged = strict = judgements(() if self._by_blocks else points)
-        if self._by_blocks and not all(each.holds for each in judged.values()):  # which needs another run
-            judged = strict = judgements(points)
+        judged = strict = judgements(points)
         if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
             # The certified error is not an excuse if it is as large as the output, and rounding is not.
             strict = judgements([replace(point, error=0.0) for point in points])
