@@ -421,7 +421,7 @@ class Evaluator:
         texts = [isinstance(x, np.ndarray) and x.dtype.kind in "OUS" for x in operands]
         entries = (x if x is None or text else f.lift(x).entries for x, text in zip(operands, texts, strict=True))
         whole = tuple(isinstance(x, Value) and x.whole for x in operands)
-        name = "opaque", self.opsets.get(domain), whole, key_on(call.node, entries)
+        name = "opaque", self.opsets.get(domain), whole, key_on(call.node, entries, self.opsets.get(domain, 1))
         if domain in (*DOMAINS, *_OTHER_DOMAINS):
             made = list(self.program.kernels.run(call.node, drawn))
         elif any((x.domain, x.name) == (call.node.domain, call.kind) for x in self.program.proto.functions):

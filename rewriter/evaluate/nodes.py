@@ -84,11 +84,21 @@ def run_model(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[An
             raise Unsupported(f"no kernel computes it: {one_line(str(error), 120)}") from None
 
 
-def key_on(node: onnx.NodeProto, operands: Iterable[Array | None]) -> bytes:
-    """A digest of what a node computes: its operator, attributes, and arrays."""
-    stated = sorted(attribute.SerializeToString() for attribute in node.attribute)
+def key_on(node: onnx.NodeProto, operands: Iterable[Array | None], opset: int | None = None) -> bytes:
+    """A digest of what a node computes: its operator, attributes, of an opset without stated defaults, and arrays."""
+    apart = [each for each in node.attribute if opset is None or not _is_default(node, each, opset)]
+    stated = sorted(attribute.SerializeToString() for attribute in apart)
     given = [None if each is None else (str(each.dtype), content(each)) for each in operands]
     return hashlib.blake2b(repr((key_of(node), stated, given)).encode()).digest()
+
+
+def _is_default(node: onnx.NodeProto, attribute: onnx.AttributeProto, opset: int) -> bool:
+    usual = {"pads": 0, "strides": 1, "dilations": 1}.get(attribute.name)  # along each axis, as no schema says
+    domain, kind = key_of(node)
+    if usual is not None or not onnx.defs.has(kind, opset, domain):
+        return {*attribute.ints} == {usual}
+    known = onnx.defs.get_schema(kind, opset, domain).attributes.get(attribute.name)
+    return known is not None and bool(known.default_value == attribute)
 
 
 # -- operators that nodes define ---------------------------------------------------------------------------------------

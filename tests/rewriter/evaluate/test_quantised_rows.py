@@ -94,7 +94,6 @@ def _products() -> Iterator[Case]:
 
 
 def _single() -> Iterator[Case]:
-    """One operator between integers."""
     x, y = _q(np.uint8, 2, 4, 6, 6), _q(np.uint8, 4, 6, 6)
     one, two, out = ([_scale(), _q(np.uint8)] for _ in range(3))
     for name in ("QLinearAdd", "QLinearMul"):

@@ -152,7 +152,6 @@ def test_a_reshape_of_an_operand_is_the_operand() -> None:
 
 
 def test_a_tensor_of_which_only_sizes_are_read() -> None:
-    """It departs earlier, and nothing depends on it."""
     expanded = "t = Tanh(x) {} e = Expand({}, s) out = Mul({}, e)"
     a = expanded.format("s = Shape(t)", "$2.0", "t")
     b = expanded.format("n = Neg(t) s = Shape(n) d = Add(t, $1e-20)", "$2.0", "d")

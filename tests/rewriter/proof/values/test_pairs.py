@@ -51,6 +51,9 @@ BOTH_HEADS = (
 RIGHT: dict[str, tuple[str, str]] = {
     "a product of two functions": (BOTH, BOTH_HEADS),
     "the same": (SILU, SILU),
+    "defaults that are stated": (
+        "h = MaxPool<kernel_shape = [2], pads = [0, 1]>(y)",
+        'h = MaxPool<kernel_shape = [2], auto_pad = "NOTSET", ceil_mode = 0, strides = [1], pads = [0, 1]>(y)'),
     "SiLU as a fraction": (SILU, HEADS),
     "SiLU by tanh": (SILU, "z = Mul(y, $0.5) t = Tanh(z) p = Add(t, $1.0) q = Mul(p, $0.5) h = Mul(q, y)"),
     "tanh by the sigmoid": ("h = Tanh(y)", "z = Mul(y, $2.0) s = Sigmoid(z) d = Mul(s, $2.0) h = Sub(d, $1.0)"),
@@ -94,6 +97,7 @@ RIGHT: dict[str, tuple[str, str]] = {
         " h = Cast<to = 1>(c)"),
 }  # fmt: skip
 TRIED = {"ReLU by a comparison", "ELU", "ReLU by a mask", "transposed and back", "reversed twice", "a pad of nothing"}
+TRIED |= {"defaults that are stated"}
 REFUSED = {"And, Or, Not"}
 
 
@@ -566,7 +570,6 @@ def test_a_default_may_be_replaced(factor: str) -> None:
 def test_positions_are_computed_by_the_runtime_where_constants_are_multiplied_in_the_reals(
     start: str, certified: bool
 ) -> None:
-    """Rows of a table by the logarithm of a position, as in T5, beside a product whose factors were reordered."""
     text = """s = Shape(x) n = Gather(s, one) r = Range(zero, n, one) f = Cast<to = 1>(r) g = Add(f, {}) l = Log(g)
     k = Cast<to = 7>(l) t = Gather(T, k) {} y = Mul(x, v) out = Add(y, t)"""
     rng = np.random.default_rng(5)  # of which the products are rounded in another way
