@@ -134,7 +134,7 @@ _EDITS: Mapping[str, Callable[[onnx.ModelProto, Plan, str, str], None]] = {
 
 
 def _instead(_: Part, __: str, what: str) -> Part:
-    return lambda plan: copied(changes.value(what, plan=plan))
+    return lambda plan: (copied(changes.value(what, plan=plan)), [])
 
 
 def _planned(right: Part, _: str, what: str) -> Part:

@@ -40,7 +40,7 @@ from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
-from rewriter.proof.values.folds import Fold, folded, products
+from rewriter.proof.values.folds import LAST_PLACES, Fold, folded, products
 from rewriter.proof.values.heads import (
     UNLIMITED,
     Region,
@@ -531,7 +531,9 @@ class Pair:
         """The constants of B that are roundings of products of A's."""
         run = Kept(self.a, Field(Modulus(), secrets.token_bytes(16)), self.points[0].feeds, printing=False)
         in_step([run])
-        return folded(self.a, self.b, {n: x for n, x in run.values.maps[0].items() if isinstance(x, np.ndarray)})
+        computed = {n: x for n, x in run.values.maps[0].items() if isinstance(x, np.ndarray)}
+        found = folded(self.a, self.b, computed)  # a rewriting copies weights, with all of their bits
+        return {n: fold for n, fold in found.items() if not (self._blocks and fold.spelling.endswith(LAST_PLACES))}
 
     def _differing(self, a: Fingerprints, b: Fingerprints) -> list[str]:
         """The outputs of A whose values B does not have."""

@@ -37,7 +37,7 @@ _NUDGE = 2.0**-20
 _DIRECTIONS = 6
 _SCALARS, _APART = 64, 1e-6
 _TRIED = 64  # products compared entry by entry, for one constant
-_LAST_PLACES = "in other last places"
+LAST_PLACES = "in other last places"
 Residues = Callable[[Field], Array]
 
 
@@ -190,7 +190,7 @@ def _vector(x: Array) -> bool:
 
 def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[_Affine]) -> Iterator[_Vector]:
     """All scalars and vectors, each once."""
-    yield _Vector(_LAST_PLACES, lambda _: np.ones(1, np.int64), np.ones(1))
+    yield _Vector(LAST_PLACES, lambda _: np.ones(1, np.int64), np.ones(1))
     for each in affine:
         yield each.scale()
     seen = set[bytes]()
@@ -305,7 +305,7 @@ class _ConstantIndex:
                     factor = factors[place]
                     shape = [-1 if each == axis else 1 for each in range(y.ndim)]
                     spread = np.broadcast_to(factor.values.reshape(shape), y.shape)
-                    if factor.spelling == _LAST_PLACES and name.endswith(quoted(own)):
+                    if factor.spelling == LAST_PLACES and name.endswith(quoted(own)):
                         continue
                     if not _near(x[sample] * spread[sample], y[sample]) or (tried := tried + 1) > _TRIED:
                         continue
