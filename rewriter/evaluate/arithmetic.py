@@ -455,8 +455,10 @@ class Field:
         if odd.any():
             signed = np.where(x > 0, self._infinity, self.p - self._infinity)
             entries = np.where(np.isnan(x), self._infinity // 2, np.where(odd, signed, entries))
+        if not low.any():
+            return Value(entries)
         counts = np.where(np.isneginf(x), INFINITE, np.where(x <= -FARTHEST, FAR, 1))
-        return Value(entries, np.where(low, counts, 0) if low.any() else None)
+        return Value(entries, np.where(low, counts, 0))
 
     def _exact(self, x: Array) -> Array:
         """float32 or float64 as residues; anything for what is not finite."""

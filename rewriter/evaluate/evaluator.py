@@ -401,11 +401,11 @@ class Evaluator:
             results = frozenset({False, True} if along else found.tolist())
             digest, like = hash((turned if order > 0 else apart).tobytes()), order * EQUAL_ARE.get(call.kind, 0)
             name = call.node.output[0] + ", a bound" * place
-            before = self.choices.get(name)  # in a round of a loop
-            if before is not None:
-                digest, results = hash((before.apart, digest)), before.results | results
-            met = 0 in apart or (before is not None and before.met)
-            self.choices[name] = Choice(digest, like, met, results, call.decided)
+            choice, before = Choice(digest, like, 0 in apart, results, call.decided), self.choices.get(name)
+            if before is not None:  # in another round of a loop
+                joint = hash((before.apart, digest)), like, before.met or choice.met, before.results | results
+                choice = Choice(*joint, call.decided)
+            self.choices[name] = choice
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as an unknown function of its attributes and operands.
@@ -512,15 +512,14 @@ class Evaluator:
 
     def rows(self, call: Call, table: Any, index: Array) -> Value:
         """Rows of a table that the values of inputs choose; in a field blended."""
+        whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
         if not isinstance(self.arithmetic, Field):
-            whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
             taken = call.lift(call.move(table, lambda t: t[index]), scalar=False)
             return Value(taken.entries, whole=whole, grid=("q", str(table.dtype)) if whole else None)
         shares, places = self._shares(table, index)
         # A matrix stays the same object, whose residues are kept.
         flat = table if table.ndim == 2 else call.move(table, lambda t: t.reshape(len(t), -1))
         mixed = self.arithmetic.matmul(shares, flat).reshape(len(shares.entries), *table.shape[1:])
-        whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
         return Value(mixed[places.reshape(index.shape)], whole=whole)
 
     def _shares(self, table: Any, index: Array) -> tuple[Value, Array]:

@@ -50,23 +50,21 @@ def _combined(call: Call, x: Any, *others: Any) -> Any:
 def mul(call: Call, x: Any, y: Any) -> Any:
     masks = None
     for one, factor in ((x, y), (y, x)):
-        if isinstance(one, Value) and not isinstance(factor, Value) and factor.size:
-            masks = _scaled(one, factor.min(), np.broadcast_shapes(x.shape, y.shape)) if masks is None else masks
+        if isinstance(one, Value) and one.masks is not None and not isinstance(factor, Value):
+            masks = _scaled(one.masks, factor.min(initial=1), np.broadcast_shapes(x.shape, y.shape))
     x, y = call.lift(x), call.lift(y)
     return Value(call.f.mul(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
-def _scaled(x: Value, least: Any, shape: tuple[int, ...]) -> Array | None:
+def _scaled(masks: Array, least: Any, shape: tuple[int, ...]) -> Array | None:
     """The masks of a multiple, `least` times or more: a small one of a number is none."""
-    if x.masks is None or not least > 0:
-        return None
-    return np.broadcast_to(x.masks if least >= _LEAST_FACTOR else np.where(x.masks < INFINITE, 0, x.masks), shape)
+    kept = masks if least >= _LEAST_FACTOR else np.where(masks < INFINITE, 0, masks)
+    return np.broadcast_to(kept, shape) if least > 0 else None
 
 
 @elementwise("Div")
 def div(call: Call, x: Any, y: Any) -> Any:
-    f, least = call.f, 0.0 if isinstance(y, Value) or not y.size or not (y > 0).all() else 1.0 / y.max()
-    x, y = call.lift(x), call.lift(y)
+    f, divisor, x, y = call.f, y, call.lift(x), call.lift(y)
     if x.origin and y.origin and x.origin[0] == "exp" and y.origin[0] == "sumexp" and x.origin[1] is y.origin[1]:
         _, base, axes, keepdims = y.origin
         if keepdims and len(axes) == 1:
@@ -74,7 +72,9 @@ def div(call: Call, x: Any, y: Any) -> Any:
     entries = f.div(x.entries, y.entries)
     if x.whole and y.whole:
         return call.typed(entries, x, y)
-    return Value(entries, _scaled(x, least, entries.shape))
+    if x.masks is None or isinstance(divisor, Value) or not (divisor > 0).all():
+        return Value(entries)
+    return Value(entries, _scaled(x.masks, 1.0 / divisor.max(initial=1), entries.shape))
 
 
 @elementwise("Pow")

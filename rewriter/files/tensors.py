@@ -291,7 +291,7 @@ def inlined(
     rest.ClearField("graph")
     graph.ClearField("initializer")
     head, bare = (each.SerializeToString(deterministic=True) for each in (rest, graph))
-    inside, pieces = len(bare), list[bytes | onnx.TensorProto]()  # a tensor stands for its bytes
+    inside, pieces = len(bare), list[bytes | onnx.TensorProto]()  # a tensor marks where its bytes go
     for tensor in model.graph.initializer:
         length, inline = lengths.get(tensor.name), tensor
         if length is not None:

@@ -342,7 +342,7 @@ class FrozenRun:
         self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
 
     def extended(self, tensors: Collection[str]) -> "FrozenRun":
-        """The run with further tensors, computed from those that it has."""
+        """The run with further tensors, computed from the tensors it keeps."""
         made = copy(self)
         known = replace(self.case, feeds={**self.case.feeds, **self.values})
         made.values = {**self.values, **values_in_float64(self.index, known, sorted(tensors))}

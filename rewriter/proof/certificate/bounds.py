@@ -408,7 +408,7 @@ class Algebra:
         self._one = ring.constant(1)
 
     def choose(self, *_operands: Quotient) -> Quotient:
-        """What a sign decides is no element; neither is pi."""
+        """Neither what a sign decides nor pi belongs to this algebra."""
         raise Undecided
 
     pi = choose

@@ -511,9 +511,6 @@ class Pair:
     def _tried_only(self) -> str:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
         named: dict[tuple[int, ...], set[str]] = {}
-        weights = self.a.weights(self.a.graph)
-        if integer := [each for each in sorted(self.a.overridable) if each in weights and not is_float(weights[each])]:
-            return f"'{integer[0]}' had its default"
         for value in (each for each in self.a.proto.graph.input if each.name in self.points[0].feeds):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
                 sizes = tuple(case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds)

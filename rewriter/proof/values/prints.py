@@ -24,6 +24,7 @@ _LARGE = 2**16
 _APART = ("Add", "Sub", "Sum", "Concat")  # operators whose result shows a change of any operand
 _JOINT, _MANY = ("ReduceProd", "ReduceMin", "ReduceMax"), 2**6
 """Operators whose result may show a change of several entries alone, and how many may be needed."""
+_PICKING = MOVES - REARRANGED  # some of the entries, or several tensors
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,6 @@ class Signs:
             if signs and not all(name in same for name in node.output if name):
                 least = min(least, min(self._taken[taken] for taken, _ in signs) / 2.0 ** (len(signs) - 1))
             for name in node.output:
-                own = signs if kind not in MOVES - REARRANGED else frozenset((taken, name) for taken, _ in signs)
+                own = signs if kind not in _PICKING else frozenset((taken, name) for taken, _ in signs)
                 behind[name] = frozenset() if name in equal and name in self._floats else own
         return least
