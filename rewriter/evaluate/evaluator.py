@@ -401,11 +401,17 @@ class Evaluator:
             results = frozenset({False, True} if along else found.tolist())
             digest, like = hash((turned if order > 0 else apart).tobytes()), order * EQUAL_ARE.get(call.kind, 0)
             name = call.node.output[0] + ", a bound" * place
-            choice, before = Choice(digest, like, 0 in apart, results, call.decided), self.choices.get(name)
+            met = 0 in apart and (not call.decided or self._each_met(call, a, other))
+            choice, before = Choice(digest, like, met, results, call.decided), self.choices.get(name)
             if before is not None:  # in another round of a loop
                 joint = hash((before.apart, digest)), like, before.met or choice.met, before.results | results
                 choice = Choice(*joint, call.decided)
             self.choices[name] = choice
+
+    def _each_met(self, call: Call, a: Array, b: Array) -> bool:
+        """Whether each number that integers of inputs are compared with, such as the ids of one-hot rows, was one."""
+        one, two = (name in self.decided for name in call.node.input[:2]) if len(call.node.input) > 1 else (True, True)
+        return one == two or bool(np.isin(*((b, a) if one else (a, b))).all())
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as an unknown function of its attributes and operands.
@@ -506,7 +512,8 @@ class Evaluator:
         if kind == "GatherBlockQuantized":
             return not call.get("gather_axis", 0) and table.size <= _MAX_UNPACKED
         ends = kind == "GatherND" and not call.get("batch_dims", 0) and operands[1].shape[-1] == 1
-        if not (ends or (kind == "Gather" and call.get("axis", 0) == 0)) or call.node.input[0] in self.decided:
+        taking = kind in ("Gather", "GatherElements") and not call.get("axis", 0)
+        if not (ends or taking) or call.node.input[0] in self.decided:
             return False
         return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
 

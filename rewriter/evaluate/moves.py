@@ -141,6 +141,9 @@ def _gather(call: Call, x: Any, index: Any) -> Any:
 def _gather_elements(call: Call, x: Any, index: Any) -> Any:
     axis = call.get("axis", 0) % x.ndim
     places = _from_end(index, x.shape[axis])
+    if call.decided and call.evaluator.takes_rows(call, [x, index]):
+        taken, order = np.unique(places, return_inverse=True)
+        x, places = call.evaluator.rows(call, x, taken), order.reshape(places.shape)
     cut = tuple(slice(None) if place == axis else slice(size) for place, size in enumerate(places.shape))
     return call.move(x, lambda t: np.take_along_axis(t[cut], places, axis))
 
@@ -329,6 +332,8 @@ def _sequence_insert(call: Call, sequence: list[Any], x: Any, position: Any = No
 
 @operator("SequenceAt", moves=True)
 def _sequence_at(call: Call, sequence: list[Any], position: Any) -> Any:
+    if call.decided and call.node.input[1] in call.evaluator.decided and isinstance(call.f, Field):
+        raise Unsupported("an input chooses what it takes")
     return sequence[first(position)]
 
 

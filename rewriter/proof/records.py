@@ -129,6 +129,7 @@ class Certificate:
     # where the values of both models part; None where they do not, or were not compared
     departure: Departure | None = None
     partly: tuple[str, ...] = ()  # tables that the original lacks, and of which these sizes read only a part
+    drawn: tuple[str, ...] = ()  # what one model alone computes from integers, of which only those drawn were tried
     tried_only: str = ""  # why it is not known for every size
     assumed: tuple[str, ...] = ASSUMED  # what the proof rests on
     not_claimed: tuple[str, ...] = NOT_CLAIMED  # what it says nothing about
@@ -146,6 +147,7 @@ class Certificate:
             "constants read as what they are rounded from": self.rounded,
             "constants folded in float32, read as exact": self.folded,
             "tables read only in part at these sizes": self.partly,
+            "computed from integers, of which only those drawn were tried": self.drawn,
             "why not at every size": (self.tried_only,) if self.sizes and self.tried_only else (),
         }
         return tuple(f"{what}: {first_of(each)}" for what, each in found.items() if each)

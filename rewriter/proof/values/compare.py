@@ -28,6 +28,7 @@ from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Choice, Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
+from rewriter.evaluate.scalar import PIECEWISE
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
@@ -52,7 +53,7 @@ from rewriter.proof.values.heads import (
     small_runs,
 )
 from rewriter.proof.values.prints import Fingerprints, Signs, same_value
-from rewriter.proof.values.uniform import EqualTensors, departs
+from rewriter.proof.values.uniform import Anchors, EqualTensors
 from rewriter.proof.values.walk import Kept, wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
@@ -202,7 +203,7 @@ class Pair:
         found = self.compared()
         if self.unable and not found.certified and self.resized():
             found = self.compared()
-        same = self.unable and not found.certified and not departs(self.a, self.b)
+        same = self.unable and not found.certified and not Anchors(self.a, self.b).departs()
         return Certificate(certified=True) if same else found
 
     def resized(self) -> bool:
@@ -243,14 +244,15 @@ class Pair:
             if not more and (regions := self._bounded(reading)) is not None:
                 coarse = any(each.bound.bound > _COARSE for each in regions)
                 far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
-                tried_only = self._tried_only() if not far else ""
+                tried_only, drawn = self._tried_only() if not far else ("", {})
                 if tried_only and self._settings is _BRIEF:
                     self._settings = SETTINGS[::2]
                     self.points = self._maker.cases(self._settings)
                     return self.compared()
-                if not far:
-                    return self._equal(reading, rounds, regions, tried_only)
-                named = far
+                odd = next((name for name, kind in drawn.items() if kind in PIECEWISE), "")
+                if not (far or odd):
+                    return self._equal(reading, rounds, regions, tried_only, tuple(drawn))
+                named = far or f"'{odd}' is computed from integers of inputs, and the other model has no such tensor"
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
@@ -314,7 +316,12 @@ class Pair:
         return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, whole=True))
 
     def _equal(
-        self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...], tried_only: str
+        self,
+        reading: Reading,
+        rounds: Sequence[tuple[str, ...]],
+        regions: tuple[CertifiedRegion, ...],
+        tried_only: str,
+        drawn: tuple[str, ...],
     ) -> Certificate:
         partly = tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
         return Certificate(
@@ -325,6 +332,7 @@ class Pair:
             folded=tuple(each.spelling for each in self.folds.values()) if reading.folds else (),
             tried_only=tried_only,
             partly=partly,
+            drawn=drawn,
             regions=regions,
         )
 
@@ -508,8 +516,17 @@ class Pair:
             made.append(Replacing(program, f, case.feeds, regions=regions, **{**options, **further}))
         return made, in_step([*made, *beside])[: len(made)]
 
-    def _tried_only(self) -> str:
-        """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
+    def _tried_only(self) -> tuple[str, Mapping[str, str]]:
+        """Why equal values at the sizes tried are not known to be equal at every size; empty if they are.
+
+        Then, what is computed from integers in another way, for which only the drawn ones are known.
+        """
+        anchors = Anchors(self.a, self.b, self._last)
+        departs = anchors.departs()
+        return self._one_size() or departs, anchors.drawn() if departs else {}
+
+    def _one_size(self) -> str:
+        """Which sizes that vary were not varied independently; empty if all were."""
         named: dict[tuple[int, ...], set[str]] = {}
         for value in (each for each in self.a.proto.graph.input if each.name in self.points[0].feeds):
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -519,9 +536,7 @@ class Pair:
                 if dim.dim_param:
                     named.setdefault(sizes, set()).add(dim.dim_param)
         alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
-        if alike is not None:
-            return f"{alike[0]} and {alike[1]} always had the same size"
-        return departs(self.a, self.b, self._last)
+        return "" if alike is None else f"{alike[0]} and {alike[1]} always had the same size"
 
     @cached_property
     def folds(self) -> Mapping[str, Fold]:

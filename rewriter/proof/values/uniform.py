@@ -19,8 +19,9 @@ import onnx
 
 from rewriter.evaluate.arithmetic import content
 from rewriter.evaluate.evaluator import Program
-from rewriter.evaluate.moves import SAME_ENTRIES
-from rewriter.evaluate.table import ELEMENTWISE, is_random
+from rewriter.evaluate.moves import CASTS, SAME_ENTRIES
+from rewriter.evaluate.scalar import COMPARISONS, LOGIC
+from rewriter.evaluate.table import ELEMENTWISE, MOVES, is_random
 from rewriter.graph.view import constant_of, key_of, label
 from rewriter.graph.walk import reached, subgraphs
 from rewriter.proof.values.prints import Fingerprints
@@ -28,6 +29,8 @@ from rewriter.proof.values.prints import Fingerprints
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
 _RESHAPING = SAME_ENTRIES - {"Identity", "Dropout"}
 _OF_SHAPES = {"Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Mul", "Reshape", "Identity"}
+_CHOSEN = MOVES | CASTS | {*COMPARISONS, *LOGIC}
+"""Operators that compute no other numbers from integers; comparisons are looked at elsewhere."""
 _MOST_CONE, _MOST_AXES = 2_000, 16  # nodes between two anchors; axes that an operator states
 
 
@@ -114,20 +117,17 @@ class _Side:
         return [inner.get(value.name, "") for value in graph.output]
 
 
-def departs(a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> str:
-    """Why equal values at some points are not known to be equal at every size; empty if they are.
-
-    `runs` are the evaluations of both, with fingerprints at the first point; without any, the same operators must
-    compute all outputs from the same constants and inputs.
-    """
-    return _Anchors(a, b, runs).why()
-
-
-class _Anchors:
+class Anchors:
     """Which tensors of B are those of A at every size."""
 
-    def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
-        self.a, self.b = _Side(a, runs[0]), _Side(b, runs[1])
+    def __init__(
+        self, a: Program, b: Program, runs: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = ((), ())
+    ) -> None:
+        """`runs` are the evaluations of both, with fingerprints at the first point.
+
+        Without any, the same operators must compute all outputs from the same constants and inputs.
+        """
+        self.a, self.b, self._runs = _Side(a, runs[0]), _Side(b, runs[1]), runs
         self._held: set[str] = set()  # ids that a tensor of B has
         self.same: set[str] = set()  # tensors of B that a node computes as one of A does
         self._by_print: dict[object, list[str]] = {}
@@ -138,7 +138,8 @@ class _Anchors:
         for name, each in self.a.prints.items():
             self._by_print.setdefault(each.exact, []).append(name)
 
-    def why(self) -> str:
+    def departs(self) -> str:
+        """Why equal values at some points are not known to be equal at every size; empty if they are."""
         for name in self.b.names:
             number = self.b.number(name)
             if number in self._known:
@@ -152,6 +153,21 @@ class _Anchors:
             if self.b.ids.get(value.name) != self.a.ids[value.name]:
                 return self._failed or f"output '{value.name}' is not computed as in the original"
         return ""
+
+    def drawn(self) -> Mapping[str, str]:
+        """What one model computes from integers of inputs, and the other in another way: the operators that do.
+
+        Of operators on data, such as TopK, the order is looked at elsewhere.
+        """
+        found: dict[str, str] = {}
+        for side, runs, others in zip((self.a, self.b), self._runs, (self._held, self._known), strict=True):
+            for name in (each for run in runs[:1] for each in sorted(run.decided.difference(run.data))):
+                node = side.makers.get(name)
+                if node is None or node.op_type in _CHOSEN or side.ids[name] in others:
+                    continue
+                if runs[0].data.keys().isdisjoint(node.input):
+                    found[name] = node.op_type
+        return found
 
     def _anchor(self, name: str) -> str:
         """The id of a tensor of A that has the same rows as one of B, which another node computes; empty without."""
@@ -195,12 +211,12 @@ class _Anchors:
         return ""
 
 
-class EqualTensors(_Anchors):
+class EqualTensors(Anchors):
     """The tensors of two models that are equal at the first of some points, and those computed by the same node."""
 
     def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
         super().__init__(a, b, runs)
-        self.why()
+        self.departs()
         held = {self.b.ids[name] for name in self.same}, {*self.b.ids.values()}
         self.of_a = tuple({name for name, number in self.a.ids.items() if number in each} for each in held)
         self.of_b = self.same, {name for name, number in self.b.ids.items() if number in self._known}

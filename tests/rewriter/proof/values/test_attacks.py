@@ -34,12 +34,17 @@ NUMBERS: dict[str, Any] = {
 INTEGERS = {
     "i0": [0], "i1": [1], "i2": 2, "j2": [2], "i4": [4], "i100": [100], "im1": [-1], "L": [88888, 55555],
     "K": [77777, 55555],
+    "all": list(range(300)), "i14": [1, 4], "j77": 77,
 }  # fmt: skip
 OTHERS: dict[str, Array] = {
     "yes": np.array(True), "ids99": np.array(99999), "s3": np.array(3, np.int32), "s0": np.array(0, np.int32),
     "u100": np.array(100, np.uint8),
     "t8": RNG.integers(-100, 100, (300, 4)).astype(np.int8), "d8": np.array(3, np.int8),
 }  # fmt: skip
+IDS_ROWS = "int64[n] ids", "float[n, 4] out"
+HOT = "u = Unsqueeze(ids, i1) c = Equal(u, all) h = Cast<to = 1>(c)"
+ELEMENTS = """u = Unsqueeze(ids, i1) w = Expand(u, i14)
+    e = GatherElements<axis = 0>(T, w) f = GatherElements<axis = 0>(U, w)"""
 QUANTISED = "q = QuantizeLinear(x, f1, u100) d = DequantizeLinear(q, f1, u100) c = Clip(d, f0, f037)"
 
 ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
@@ -105,6 +110,18 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "rows of integers": (
         ("int64[n] ids", "float[n, 4] out"), "g = Gather(t8, ids) d = Div(g, d8) out = Cast<to = 1>(d)",
         "g = Gather(t8, ids) c = Cast<to = 1>(g) e = Cast<to = 1>(d8) out = Div(c, e)"),
+    "a row of which only one token knows": (IDS_ROWS, f"{HOT} out = MatMul(h, T)", f"{HOT} out = MatMul(h, U)"),
+    "elements of two tables": (
+        IDS_ROWS, f"{ELEMENTS} out = Sub(e, f)", f"{ELEMENTS} out = Sub(f, e)"),
+    "an entry of a sequence": (
+        ("int64 id", "float[1, 4] out"), "s = SplitToSequence<axis = 0>(T) out = SequenceAt(s, id)",
+        "s = SplitToSequence<axis = 0>(U) out = SequenceAt(s, id)"),
+    "a remainder": (
+        ("float[n, 100] x", "float[n] out"), "i = ArgMax<axis = 1, keepdims = 0>(x) out = Cast<to = 1>(i)",
+        "i = ArgMax<axis = 1, keepdims = 0>(x) j = Mod(i, j77) out = Cast<to = 1>(j)"),
+    "a threshold of 1000": (
+        ("float[n] x, int64[n] ids", "float[n] out"), "out = Identity(x)",
+        "c = Cast<to = 1>(ids) h = ThresholdedRelu<alpha = 1000.0>(c) out = Add(x, h)"),
     "float16 in a function": (ONE, "out = Identity(x)", "out = own.Narrow(x)"),
 }  # fmt: skip
 TRIED = {"a branch that cuts", "the size of a part"}  # with fewer than 100 tokens they are the same
