@@ -210,6 +210,7 @@ class Field:
         self.turned: frozenset[int] = frozenset()
         self.turn = -1
         self.coins = 0  # the fewest different signs that were taken at once since this was 0
+        self.watched, self.signed = False, list[Array]()  # where watched, of what signs were taken
         # How far masked scores are below the first of their row, and whether a score may be larger than the mask.
         self.gaps: set[tuple[int, bool]] = set()
         self.near = False  # whether a mask decided that a number may exceed
@@ -310,8 +311,8 @@ class Field:
 
     def _note(self, a: Array) -> bool:
         """Note a condition, divided by the sum of its entries: the same for any factor. Whether it is `turned`."""
-        entries = distinct(a)
-        self.coins, magnitudes = min(entries.size, self.coins or entries.size), np.minimum(entries, self.neg(entries))
+        entries = self._counted(a)
+        magnitudes = np.minimum(entries, self.neg(entries))
         exact, scale = self._print(magnitudes), self.reduced(entries.sum())
         shared = entries.size > 1 and scale  # the sign of a single number is the same wherever that is
         self._last = self._print(self.mul(entries, self.inv(scale)) if shared else magnitudes)
@@ -319,14 +320,21 @@ class Field:
             self.conditions.add((self._last, exact))
         return self._last in self.turned
 
+    def _counted(self, a: Array) -> Array:
+        """The different entries of which signs are taken."""
+        entries = distinct(a)
+        self.coins = min(entries.size, self.coins or entries.size)
+        if self.watched:
+            self.signed.append(a)
+        return entries
+
     def _print(self, entries: Array) -> int:
         return int(self.hash64("condition", entries).sum(dtype=_U64))
 
     def positive(self, a: Array) -> Array:
         """max(a, 0), which is not a condition where it is `a`."""
         if (self.power(a, (self.p - 1) // 2) <= 1).all():
-            signs = distinct(a).size
-            self.coins = min(signs, self.coins or signs)
+            self._counted(a)
             return a
         return np.where(self.sign(a) > 0, a, 0)
 

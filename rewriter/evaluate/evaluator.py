@@ -26,7 +26,7 @@ from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F4
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, content, is_float, multiply, unchanging
 from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
-from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, SIGNED
+from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, SIGNED, STEPS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, Operator, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
@@ -246,6 +246,7 @@ class Evaluator:
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
         self.choices: dict[str, Choice] = {}  # by comparison of integers
         self.fixed: set[str] = set()  # tensors computed from constants alone, the same at every size
+        self.stepped: set[str] = set()  # what depends on data that was rounded
         self.largest = 0  # entries of the largest tensor
 
     # -- walking
@@ -313,6 +314,7 @@ class Evaluator:
             raise Unsupported(f"{label(node)}: {error}") from None
         except _UNFIT as error:
             raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error
+        stepped = node.op_type in STEPS or not self.stepped.isdisjoint(names)
         chosen = node.op_type not in _SHAPES and any(isinstance(x, Value) and x.constant is None for x in operands)
         own = self._depth == 0
         if own and all(name in self.fixed for name in names):
@@ -325,6 +327,8 @@ class Evaluator:
                     self.decided.add(name)
                 elif own:
                     self.decided.discard(name)  # of a body
+                if isinstance(given, Value) and (stepped or given.whole):
+                    self.stepped.add(name)
                 self.computed(node, name, environment)
                 if own or name not in self.program.names:
                     self.record(name, environment[name])

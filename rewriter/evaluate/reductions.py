@@ -44,7 +44,7 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
         return call.typed(f.mul(total, f.rational(Fraction(1, math.prod(x.shape[axis] for axis in places)))), x)
     if kind == "ReduceL2":
         return call.typed(f.sqrt(total), x)
-    exponentials = places and x.origin and x.origin[0] == "exp"
+    exponentials = places and kind != "ReduceSumSquare" and x.origin and x.origin[0] == "exp"
     made = Value(total, origin=("sumexp", x.origin[1], places, keep) if exponentials else None, whole=x.whole)
     return call.typed(call.apply("Log", made).entries, x) if kind == "ReduceLogSum" else made
 

@@ -117,6 +117,7 @@ INTEGERS: Mapping[str, Callable[..., Array]] = {
     "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal, "Neg": np.negative,
 }  # fmt: skip
 """Exact on integers, which wrap around as in the runtime."""
+STEPS = {"Floor", "Ceil", "Round", "Sign", "Mod", "DequantizeLinear"}  # whose results are often equal, as integers are
 LOGIC: Mapping[str, Callable[..., Array]] = {"And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not}
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 EQUAL_ARE = {"Less": 1, "LessOrEqual": -1, "Greater": -1, "GreaterOrEqual": 1}
@@ -215,8 +216,9 @@ def _unary(call: Call, x: Value) -> Any:
 
 @elementwise("IsNaN", "IsInf")
 def _is_special(call: Call, x: Value) -> Any:
-    if call.kind == "IsNaN":
-        return np.isnan(x.entries)
+    if call.kind == "IsNaN":  # a softmax is a number, where not all of its row is masked
+        known = not isinstance(call.f, Field) or (x.origin and x.origin[0] == "softmax")
+        return np.isnan(x.entries) if known else call.f.vanishes(call.f.function("nan", x.entries))
     below, above = (x.entries == -np.inf) | (masks_of(x) >= INFINITE), x.entries == np.inf
     return (below & bool(call.get("detect_negative", 1))) | (above & bool(call.get("detect_positive", 1)))
 
@@ -308,9 +310,10 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
 def _compared(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     difference = call.f.sub(x.entries, y.entries)
-    if x.whole and y.whole and call.kind != "Equal":  # which are often equal: a > b where 2 (a - b) > 1
+    stepped = isinstance(call.f, Field) and not call.evaluator.stepped.isdisjoint(call.node.input)
+    if ((x.whole and y.whole) or stepped) and call.kind != "Equal":  # often equal: a > b where 2 (a - b) > 1
         half = 1 if call.kind in ("GreaterOrEqual", "Less") else -1
-        return INTEGERS[call.kind](call.f.sign(call.f.add(call.f.add(difference, difference), half)), 0)
+        difference = call.f.add(call.f.add(difference, difference), half)
     sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)
     sign = np.where(x.entries == y.entries, 0, sign)
     more = joint_masks(np.subtract, x, y)

@@ -75,6 +75,8 @@ measured on that, and the bound of an activation that may allow more."""
 _DRAWS = 4  # how often real inputs of a small model are drawn, at all sizes and then at the first
 _LOWEST = {False: -(2.0**59), True: -(2.0**98)}
 """Beyond it are masks, by whether the model is in float64; offsets of steep heads are less, 2^97 in float64."""
+_TYPES_TO = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision")
+"""Attributes that name an element type."""
 _CHANCE = 2.0**-9.3  # of one prime: docs/proof.md derives it
 _ISOLATED = 2**22  # entries of all tensors up to which differences are isolated, in many evaluations
 
@@ -290,6 +292,8 @@ class Pair:
         drawn = maker.cases(self._settings, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
         self.points = [each for each in drawn if each.name in sizes] + further
+        if len(self.points) == 1 and not number:
+            return self.points * 2  # what is the same with two keys is a constant
         return self.points[:1] if self._large and number >= _ROUNDS else self.points
 
     def _departure(self) -> Departure | None:
@@ -383,7 +387,7 @@ class Pair:
         near = next((name for run in ours + theirs for name in run.near), "")
         if near and reading.low > self._lowest and not self._has_heads(reading):
             found = self._round(replace(reading, low=self._lowest), draws)  # what may be exceeded is a number
-            if found is None and len(draws[0]) == len(self.points):
+            if found is None and len(draws[0]) >= len(self.points):
                 why = f"'{near}' masks by a number that scores may exceed, unlike the other model"
                 self._unproved = self._unproved or why
             return found
@@ -402,7 +406,7 @@ class Pair:
             or self._never_compared(reading, ours, theirs, drawn)
         )
         self._reason = unfit or self._reason
-        if len(draws[0]) == len(self.points):
+        if len(draws[0]) >= len(self.points):
             self._unproved = self._unproved or unfit
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
         return None if unfit else tuple(f"{value:.9g} = {text}" for each in snapped for value, text in each)
@@ -509,7 +513,7 @@ class Pair:
         made: list[Replacing] = []
         for place, (modulus, key, case) in enumerate(drawn):
             f = reading.field(modulus, key, () if ours else self._products)
-            f.turned, f.turn = frozenset(signs[place] if signs else ()), turn
+            f.turned, f.turn, f.watched = frozenset(signs[place] if signs else ()), turn, not self._last[0]
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
@@ -710,17 +714,24 @@ def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]
     if rewritten.proto.ir_version < LOOSE_INITIALIZERS <= original.proto.ir_version:
         text = f"IR version is {rewritten.proto.ir_version} instead of {original.proto.ir_version}"
         yield Refusal("", "", "", f"{text}, without defaults of inputs")
+    if _rounds_to_8_bits(rewritten.proto) and not _rounds_to_8_bits(original.proto):
+        yield Refusal("", "", "", "MatMulNBits of accuracy_level 4 rounds activations to 8 bits")
     ours, theirs = (_types(each.proto) for each in (original, rewritten))
     if ours and theirs and min(theirs) < min(ours):
         kind = elem_name(FLOATS[min(theirs)])
         yield Refusal("", "", "", f"computes in {kind}, which is narrower than the original's types")
 
 
+def _rounds_to_8_bits(proto: onnx.ModelProto) -> bool:
+    nodes = (node for each in (proto.graph, *proto.functions) for node in iter_nodes(each.node))
+    return any(each.name == "accuracy_level" and each.i == 4 for node in nodes for each in node.attribute)
+
+
 def _types(proto: onnx.ModelProto) -> set[int]:
     """The places in `FLOATS` of the types of a model's inputs, constants and casts."""
     nodes = (node for each in (proto.graph, *proto.functions) for node in iter_nodes(each.node))
-    casts = (each for node in nodes if node.op_type == "Cast" for each in node.attribute)
-    found = {each.i for each in casts if each.name == "to"} | {each.data_type for each in iter_tensors(proto)}
+    found = {each.i for node in nodes for each in node.attribute if each.name in _TYPES_TO}
+    found |= {each.data_type for each in iter_tensors(proto)}
     found |= {value.type.tensor_type.elem_type for value in proto.graph.input}
     return {place for place, elem_type in enumerate(FLOATS) if elem_type in found}
 

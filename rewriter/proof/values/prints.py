@@ -5,13 +5,14 @@ import math
 from collections import Counter
 from collections.abc import Container, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Value, content, is_float
+from rewriter.evaluate.arithmetic import Field, Value, content, distinct, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
@@ -62,14 +63,17 @@ class Fingerprints(Evaluator):
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.signs: dict[str, int] = {}  # by output of a node, how many different signs it took of data
+        self.signed: dict[str, Array] = {}  # where the field is watched, of what: entries, with their last index
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        self.field.coins = 0
+        self.field.coins, self.field.signed = 0, []
         super().node(node, environment)
         name = next(filter(None, node.output), None)
         if self.field.coins and name:
             self.signs[name] = self.field.coins
-        self.field.coins = 0
+            columns = (a + self.field.p * np.arange(a.shape[-1] if a.ndim else 1) for a in self.field.signed)
+            self.signed |= {name: np.concatenate([*map(distinct, columns)])} if self.field.signed else {}
+        self.field.coins, self.field.signed = 0, []
 
     def record(self, name: str, value: Any) -> None:
         super().record(name, value)
@@ -128,14 +132,28 @@ class Signs:
         self._program = program
         self._taken = Counter[str]()
         self._single: set[str] = set()  # nodes that take one sign, of which all entries of a tensor depend
+        self._constant: set[str] = set()  # nodes that take a sign of a constant, which is one coin of each prime
+        self._primes: set[int] = set()
         self._floats: set[str] = set()
+        self._data: set[str] = set()
 
     def add(self, runs: Sequence[Fingerprints]) -> None:
         """Count the signs of some evaluations."""
+        p = runs[0].field.p
+        alike = [run for run in runs if run.field.p == p]  # with other keys, so that only constants are the same
+        for name in alike[0].signed.keys() if len(alike) > 1 else ():
+            taken = [
+                run.signed[name] % p if len(alike) > 2 else run.signed[name] for run in alike if name in run.signed
+            ]
+            if len(taken) == len(alike) and (reduce(np.intersect1d, taken) % p).any():
+                self._constant.add(name)
+        self._primes |= {run.field.p for run in runs}
         for run in runs:
             self._taken += Counter(run.signs)
             self._single |= {name for name, count in run.signs.items() if count == 1}
             self._floats.update(run.prints)
+            self._data.update(run.data)
+            run.signed.clear()
 
     def fewest(self, same: Container[str] = (), equal: Container[str] = ()) -> float:
         """How many signs each result of a decision was drawn with, of the least tried decision; infinite without one.
@@ -149,13 +167,15 @@ class Signs:
         for node in iter_nodes(self._program.graph.node):
             kind, given = node.op_type, [behind.get(name, frozenset()) for name in node.input]
             signs = max(given, key=len) if kind in _APART else frozenset[tuple[str, str]]().union(*given)
-            if kind in _JOINT:  # entries decide together
+            several = key_of(node) not in ELEMENTWISE and kind not in MOVES  # entries meet here
+            if kind in _JOINT or (several and self._data.isdisjoint(node.output)):  # and decide together
                 signs = frozenset((taken, f"{node.output[0]}/{k}") for taken, _ in signs for k in range(_MANY))
-            elif key_of(node) not in ELEMENTWISE and kind not in MOVES:  # several entries meet here
+            elif several:
                 signs = frozenset(each for each in signs if each[0] in self._single)
             signs |= {(name, "") for name in node.output if name in self._taken}
             if signs and not all(name in same for name in node.output if name):
-                least = min(least, min(self._taken[taken] for taken, _ in signs) / 2.0 ** (len(signs) - 1))
+                counts = (len(self._primes) if taken in self._constant else self._taken[taken] for taken, _ in signs)
+                least = min(least, min(counts) / 2.0 ** (len(signs) - 1))
             for name in node.output:
                 own = signs if kind not in _PICKING else frozenset((taken, name) for taken, _ in signs)
                 behind[name] = frozenset() if name in equal and name in self._floats else own

@@ -29,12 +29,12 @@ NUMBERS: dict[str, Any] = {
     "k250": [0.0, -250.0], "m250": -250.0, "low": [0.0, -np.inf], "far": [0.0, -1e30], "f0": 0.0, "f1": 1.0, "f7": 7.0,
     "QKV": np.arange(48).reshape(4, 12) / 24 - 1, "B": np.arange(12) / 6 - 1,
     "tiny": 1e-30, "f29": 29.0, "f100": 100.0, "fm1": -1.0, "f037": 0.37, "V": [[1.0], [2.0]], "W": [[1.0], [5.0]],
-    "T": TABLE, "U": OTHER,
+    "T": TABLE, "U": OTHER, "f64": 64.0, "f105": 1.05, "last": np.arange(65) == 64,
 }  # fmt: skip
 INTEGERS = {
     "i0": [0], "i1": [1], "i2": 2, "j2": [2], "i4": [4], "i100": [100], "im1": [-1], "L": [88888, 55555],
     "K": [77777, 55555],
-    "all": list(range(300)), "i14": [1, 4], "j77": 77,
+    "all": list(range(300)), "i14": [1, 4], "j77": 77, "i64": 64, "j4": 4, "column": [0, 0, 0, 1],
 }  # fmt: skip
 OTHERS: dict[str, Array] = {
     "yes": np.array(True), "ids99": np.array(99999), "s3": np.array(3, np.int32), "s0": np.array(0, np.int32),
@@ -45,6 +45,7 @@ IDS_ROWS = "int64[n] ids", "float[n, 4] out"
 HOT = "u = Unsqueeze(ids, i1) c = Equal(u, all) h = Cast<to = 1>(c)"
 ELEMENTS = """u = Unsqueeze(ids, i1) w = Expand(u, i14)
     e = GatherElements<axis = 0>(T, w) f = GatherElements<axis = 0>(U, w)"""
+TWO, MORE = ("float[n] x, float[n] u", "float[n] out"), ("Greater", "GreaterOrEqual")
 QUANTISED = "q = QuantizeLinear(x, f1, u100) d = DequantizeLinear(q, f1, u100) c = Clip(d, f0, f037)"
 
 ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
@@ -122,6 +123,28 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "a threshold of 1000": (
         ("float[n] x, int64[n] ids", "float[n] out"), "out = Identity(x)",
         "c = Cast<to = 1>(ids) h = ThresholdedRelu<alpha = 1000.0>(c) out = Add(x, h)"),
+    "a sum of squared exponentials": (
+        PAIR, "e = Exp(x) s = ReduceSum(e, i1) out = Div(e, s)",
+        "e = Exp(x) s = ReduceSumSquare<axes = [1]>(e) out = Div(e, s)"),
+    **{
+        f"a count of signs, in type {to}": (
+            SIGNS, "out = Identity(u)",
+            f"c = Greater(x, f0) f = Cast<to = {to}>(c) s = ReduceSum(f, i1) d = Div(s, {size}) e = Floor(d) "
+            f"g = Cast<to = 1>({'e' if to == 1 else 'd'}) out = Add(u, g)")
+        for to, size in ((1, "f64"), (7, "i64"))
+    },
+    **{
+        f"the same {each}": (TWO, *(f"{each} c = {kind}(i, f0) v = Mul(u, f105) out = Where(c, u, v)" for kind in MORE))
+        for each in ("i = Floor(x)", "j = Cast<to = 6>(x) i = Cast<to = 1>(j)")
+    },
+    "no number": (ONE, "out = Identity(x)", "l = Sqrt(x) c = IsNaN(l) v = Mul(x, f105) out = Where(c, v, x)"),
+    "the sign of a constant": (
+        ("float[n, 64] x", "float[n, 65] out"), "y = Pad(x, column, f037) q = Neg(y) out = Relu(q)",
+        "y = Pad(x, column, f037) q = Neg(y) out = PRelu(q, last)"),
+    "a window in float16": (
+        ONE, "out = Identity(x)",
+        "h = HannWindow<output_datatype = 10>(j4) a = Add(x, f100) y = CastLike(a, h) z = Cast<to = 1>(y) "
+        "out = Sub(z, f100)"),
     "float16 in a function": (ONE, "out = Identity(x)", "out = own.Narrow(x)"),
 }  # fmt: skip
 TRIED = {"a branch that cuts", "the size of a part"}  # with fewer than 100 tokens they are the same
