@@ -35,7 +35,7 @@ _LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
 FARTHEST, UNREACHED = 2.0**59, 1e15
 """Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
 the same where constants are read as the numbers they are rounded from."""
-FAR, INFINITE = 2**20, 2**40
+FAR, MANY, INFINITE = 2**20, 2**10, 2**40
 """The counts of masking constants in an entry that one below every score masks, and in one that is -infinity."""
 
 
@@ -209,8 +209,10 @@ class Field:
         self.settled: set[int] = set()
         self.turned: frozenset[int] = frozenset()
         self.turn = -1
-        self.coins = 0  # the fewest different signs that were taken at once since this was 0
-        self.watched, self.signed = False, list[Array]()  # where watched, of what signs were taken
+        # Signs that were taken: how many different ones at once, -1 for a root of others than squares, and of which
+        # shape; where watched, of what.
+        self.coins: list[tuple[int, tuple[int, ...]]] = []
+        self.watched, self.signed = False, list[Array]()
         # How far masked scores are below the first of their row, and whether a score may be larger than the mask.
         self.gaps: set[tuple[int, bool]] = set()
         self.near = False  # whether a mask decided that a number may exceed
@@ -260,7 +262,7 @@ class Field:
 
     @_in_parts
     def inv(self, a: Array) -> Array:
-        """1 / a; 0 for 0. That of two numbers follows from that of their product."""
+        """1 / a, and an unknown number for 0. That of two numbers follows from that of their product."""
         a = np.asarray(a, np.int64)
         left, halves = np.where(a == 0, 1, a).reshape(-1), list[tuple[Array, Array]]()
         while left.size > _FEW:
@@ -272,10 +274,15 @@ class Field:
         for one, other in reversed(halves):
             inverse = found[: one.size]
             found = np.concatenate([self.mul(inverse, other), self.mul(inverse, one)])
-        return np.where(a == 0, 0, found[: a.size].reshape(a.shape))
+        return np.where(a == 0, self._infinity, found[: a.size].reshape(a.shape))
 
     def sqrt(self, a: Array) -> Array:
-        return self.power(np.asarray(a, np.int64), (self.p + 1) // 4)
+        root = self.power(np.asarray(a, np.int64), (self.p + 1) // 4)
+        if (self.mul(root, root) == a).all():
+            self._counted(root)  # that of squares is an absolute value, whose sign is a coin
+        else:
+            self.coins.append((-1, ()))
+        return root
 
     def sign(self, a: Array) -> Array:
         """The Legendre symbol as -1, 0 or 1."""
@@ -301,12 +308,12 @@ class Field:
         return -np.sign(more)
 
     def note_near(self, masks: Array) -> None:
-        self.near |= bool(((masks != 0) & (np.abs(masks) < FAR)).any())
+        self.near |= bool(((masks != 0) & (np.abs(masks) < MANY)).any())
 
     def note_masked(self, gaps: Array, masks: Array) -> None:
         """Note how far numbers that weigh nothing are below others, and how many masking constants more they have."""
         for near in (False, True):
-            found = distinct(gaps[((masks < FAR) == near) & (masks > 0) & (masks < INFINITE)])
+            found = distinct(gaps[((masks < MANY) == near) & (masks > 0) & (masks < INFINITE)])
             self.gaps.update((each, near) for each in found.tolist())
 
     def _note(self, a: Array) -> bool:
@@ -323,7 +330,7 @@ class Field:
     def _counted(self, a: Array) -> Array:
         """The different entries of which signs are taken."""
         entries = distinct(a)
-        self.coins = min(entries.size, self.coins or entries.size)
+        self.coins.append((entries.size, np.shape(a)))
         if self.watched:
             self.signed.append(a)
         return entries
@@ -663,6 +670,10 @@ class Floats:
     """float64, for the reference evaluation."""
 
     reads_masks, snaps, low, farthest = False, False, -np.inf, np.inf
+
+    def __init__(self, *, by_kernels: bool = False) -> None:
+        """`by_kernels`: operators without a row are computed by the runtime, in float32."""
+        self.by_kernels = by_kernels
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in _NUMPY:

@@ -229,15 +229,16 @@ class Evaluator:
         in_reals: bool = False,
         replaced: Mapping[str, Any] | None = None,
         turned: Container[str] = (),
+        mixed: bool = False,
     ) -> None:
         """In a field, random residues replace the floats of `feeds`.
 
         With `in_reals`, arithmetic on constant floats is that of the reals (of float64) instead of the runtime's.
         Values of `replaced` take the place of what nodes compute; comparisons of integers in `turned` have the other
-        result.
+        result, or `mixed`, one that is random for each difference.
         """
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
-        self.in_reals, self.replaced, self.turned = in_reals, replaced or {}, turned
+        self.in_reals, self.replaced, self.turned, self._mixed = in_reals, replaced or {}, turned, mixed
         self.opsets = program.opsets
         # Tensors that are still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
@@ -367,7 +368,7 @@ class Evaluator:
                 made = tuple_of(made)[0]
                 self._note_choices(call, operands, made)
                 if node.output[0] in self.turned and made.dtype == np.bool_:
-                    made = np.logical_not(made)
+                    made = self._turned(operands, made)
             return made
         if found is None:
             return self._opaque(call, operands)
@@ -412,6 +413,13 @@ class Evaluator:
                 choice = Choice(*joint, call.decided)
             self.choices[name] = choice
 
+    def _turned(self, operands: Sequence[Any], made: Array) -> Array:
+        """Another result of a comparison, or of a cast to Booleans."""
+        if not (self._mixed and isinstance(self.arithmetic, Field)):
+            return np.logical_not(made)
+        apart = np.abs(np.subtract(operands[0], [*operands[1:], 0][0], dtype=np.float64)).astype(np.int64)
+        return made ^ (self.arithmetic.hash64("turned", apart) % np.uint64(2) == 1)
+
     def _each_met(self, call: Call, a: Array, b: Array) -> bool:
         """Whether each number that integers of inputs are compared with, such as the ids of one-hot rows, was one."""
         one, two = (name in self.decided for name in call.node.input[:2]) if len(call.node.input) > 1 else (True, True)
@@ -422,16 +430,26 @@ class Evaluator:
 
         Shapes, and results that are integers, are those of the runtime's kernel at numbers drawn from the operands.
         """
-        if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
+        if any(isinstance(each, list) for each in operands) or not (
+            isinstance(self.arithmetic, Field) or self.arithmetic.by_kernels
+        ):
             raise Unsupported("it is not in the table of operators")
         if is_random(call.kind) or subgraphs(call.node):
             raise Unsupported("it draws numbers, or has a body")
         f, domain = self.arithmetic, key_of(call.node)[0]
-        drawn = [np.asarray(x.entries / f.p * 2 - 1, np.float32) if isinstance(x, Value) else x for x in operands]
+        if not isinstance(f, Field):
+            numbers = [x.entries.astype(np.float32) if isinstance(x, Value) else x for x in operands]
+            made = self.program.kernels.run(call.node, numbers)
+            return tuple(f.lift(x) if is_float(x) else x for x in tuple_of(made))
         texts = [isinstance(x, np.ndarray) and x.dtype.kind in "OUS" for x in operands]
         entries = (x if x is None or text else f.lift(x).entries for x, text in zip(operands, texts, strict=True))
         whole = tuple(isinstance(x, Value) and x.whole for x in operands)
         name = "opaque", self.opsets.get(domain), whole, key_on(call.node, entries, self.opsets.get(domain, 1))
+        # Of any size, and dependent on the attributes, too: integers that are the same for these are not for others.
+        drawn = [
+            np.tan(np.pi * f.function(name, x.entries) / f.p).astype(np.float32) if isinstance(x, Value) else x
+            for x in operands
+        ]
         if domain in (*DOMAINS, *_OTHER_DOMAINS):
             made = list(self.program.kernels.run(call.node, drawn))
         elif any((x.domain, x.name) == (call.node.domain, call.kind) for x in self.program.proto.functions):

@@ -53,6 +53,9 @@ def first(x: Any) -> int:
     return integers(x)[0]
 
 
+_LARGEST = np.iinfo(np.int32).max, np.iinfo(np.int64).max
+
+
 # -- shapes
 
 
@@ -114,9 +117,11 @@ def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any =
     begin = call.integers("starts", starts)
     places, strides = call.integers("axes", axes, range(len(begin))), call.integers("steps", steps, [1] * len(begin))
     cut = [slice(None)] * x.ndim
-    for start, end, axis, step in zip(begin, call.integers("ends", ends), places, strides, strict=True):
-        # As in Python, except that a backward slice from before the first entry starts at the first.
-        cut[axis] = slice(max(start, -x.shape[axis]) if step < 0 else start, end, step)
+    for start, stop, axis, step in zip(begin, call.integers("ends", ends), places, strides, strict=True):
+        # As in Python, except that a backward slice from before the first entry starts at the first, and that the
+        # runtime takes the largest numbers for its end.
+        back, end = step < 0, None if step < 0 and stop in _LARGEST else stop
+        cut[axis] = slice(max(start, -x.shape[axis]) if back else start, end, step)
     return call.move(x, lambda t: t[tuple(cut)])
 
 

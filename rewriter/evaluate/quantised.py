@@ -218,6 +218,8 @@ def _matmul_of_bits(
         raise Unsupported("data decides a weight")
     if call.get("weight_prepacked", 0) > 0:
         raise Unsupported("a weight that is packed for one kernel")
+    if group is not None and group.size and (bits == 2 or not (zeros is None or is_float(zeros))):
+        raise Unsupported("blocks in another order, which the runtime reads otherwise than is specified")
     blocks = -(-columns // block)
     numbers = _unpacked(packed.reshape(rows, blocks, -1), bits).reshape(rows, -1)[:, :columns]
     if zeros is None:

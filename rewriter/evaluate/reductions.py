@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value
+from rewriter.evaluate.arithmetic import Field, Unsupported, Value
 from rewriter.evaluate.moves import as_matrix, first
 from rewriter.evaluate.table import Call, operator
 
@@ -135,9 +135,18 @@ def _softmax(call: Call, x: Value) -> Any:
 # -- order
 
 
+def _ranks(call: Call, x: Value, size: int, count: int) -> Array:
+    """What decides which `count` of `size` entries are taken; of numbers that are often equal it is often the same."""
+    order = call.f.order(x.entries)
+    if isinstance(call.f, Field) and size:  # how often each of them is
+        call.f.coins[-1] = x.size // size * count // size, x.shape
+    return order >> np.uint64(62) if call.rounded else order
+
+
 @operator("ArgMax", "ArgMin")
 def _argument(call: Call, x: Value) -> Any:
-    axis, order = call.get("axis", 0), call.f.order(x.entries)
+    axis = call.get("axis", 0)
+    order = _ranks(call, x, x.shape[axis], 1)
     turned = call.get("select_last_index", 0)
     order = np.flip(order, axis) if turned else order
     made = (order.argmax if call.kind == "ArgMax" else order.argmin)(axis)
@@ -148,7 +157,7 @@ def _argument(call: Call, x: Value) -> Any:
 @operator("TopK")
 def _top_k(call: Call, x: Value, k: Any = None) -> Any:
     axis, count = call.get("axis", -1), first(k) if k is not None else call.get("k")
-    order = call.f.order(x.entries)
+    order = _ranks(call, x, x.shape[axis], count)
     if call.get("largest", 1):  # the first of equal entries comes first
         rank = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(order, axis), axis=axis, kind="stable"), axis)
     else:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, UNREACHED, Arithmetic, Field, Unsupported, Value
+from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, MANY, UNREACHED, Arithmetic, Field, Unsupported, Value
 from rewriter.evaluate.moves import joint_masks, masks_of
 from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 elementwise = functools.partial(operator, elementwise=True)
 _HALF = Fraction(1, 2)
-_LEAST_FACTOR = 2.0**-20  # by which a mask that is below every score stays one
+_LEAST_FACTOR = 2.0**-20  # by which a mask that scores may exceed stays one
 
 
 # -- arithmetic
@@ -58,8 +58,9 @@ def mul(call: Call, x: Any, y: Any) -> Any:
 
 def _scaled(masks: Array, least: Any, shape: tuple[int, ...]) -> Array | None:
     """The masks of a multiple, `least` times or more: a small one of a number is none."""
-    kept = masks if least >= _LEAST_FACTOR else np.where(masks < INFINITE, 0, masks)
-    return np.broadcast_to(kept, shape) if least > 0 else None
+    scaled = np.floor(masks * min(float(least), 1.0)).astype(np.int64)
+    few = np.where(masks < MANY, masks if least >= _LEAST_FACTOR else 0, np.where(scaled < MANY, 0, scaled))
+    return np.broadcast_to(np.where(masks < INFINITE, few, masks), shape) if least > 0 else None
 
 
 @elementwise("Div")
@@ -208,6 +209,9 @@ def _unary(call: Call, x: Value) -> Any:
     if name in _UNARY:
         numbers = (call.number(call.get(each.name, each.default)) for each in _NUMBERS[name])
         entries = _UNARY[name](f, x.entries, *numbers)
+        if name == "Sign" and call.rounded:  # which may be 0
+            twice = f.add(x.entries, x.entries)
+            entries = f.mul(f.rational(_HALF), f.reduced(f.sign(f.add(twice, 1)) + f.sign(f.sub(twice, 1))))
     else:
         law = f.odd if name in _ODD else f.even if name in _EVEN else f.function
         entries = law(name.lower(), x.entries)
@@ -310,8 +314,8 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
 def _compared(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     difference = call.f.sub(x.entries, y.entries)
-    stepped = isinstance(call.f, Field) and not call.evaluator.stepped.isdisjoint(call.node.input)
-    if ((x.whole and y.whole) or stepped) and call.kind != "Equal":  # often equal: a > b where 2 (a - b) > 1
+    equal = (x.whole and y.whole) or call.rounded  # which they often are: a > b where 2 (a - b) > 1
+    if equal and call.kind != "Equal":
         half = 1 if call.kind in ("GreaterOrEqual", "Less") else -1
         difference = call.f.add(call.f.add(difference, difference), half)
     sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)

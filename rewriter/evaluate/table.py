@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Arithmetic, Value, integers
+from rewriter.evaluate.arithmetic import Arithmetic, Field, Value, integers
 
 MICROSOFT, NCHWC = "com.microsoft", "com.microsoft.nchwc"
 """Domains of onnxruntime; in the second, channels of images are in blocks, and perhaps padded."""
@@ -38,6 +38,11 @@ class Call:
     def f(self) -> Arithmetic:
         found: Arithmetic = self.evaluator.arithmetic
         return found
+
+    @property
+    def rounded(self) -> bool:
+        """Whether it reads entries of a field that are often equal, as rounded numbers are."""
+        return isinstance(self.f, Field) and not self.evaluator.stepped.isdisjoint(self.node.input)
 
     @property
     def opset(self) -> int:

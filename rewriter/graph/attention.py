@@ -451,6 +451,10 @@ class _Expansion(Writer):
 
     def within(self, bounds: str, query: str, keys: str) -> str:
         """Whether keys are within bounds: by sequence where they end, perhaps followed by where they begin."""
+        sizes = [self.of(name).shape or (None,) for name in (bounds, self.node.input[0])]
+        (count, *_), (rows, *_) = sizes
+        if isinstance(count, int) and isinstance(rows, int) and count not in (rows, 2 * rows):
+            raise self.lost("its mask holds cumulated lengths")
         zero, batch, places = self.constant([0]), self.size(query, 0), self.places(self.size(keys, 2))
         bounds = self.put("Concat", bounds, self.put("Expand", zero, batch), axis=0)
         pairs = pairwise([zero, batch, self.put("Add", batch, batch)])

@@ -330,6 +330,7 @@ _USUAL = {Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.FEATURES: 80, Kind.ONE: 1}
 _COUNTS = {Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0), Role.LAST_INDEX: (Kind.TOTAL, 1)}
 """Roles of scalars: the size of a kind of dimension, minus an offset."""
 _VOCABULARY = 100  # number of token ids if no table bounds them
+_MOST_ENTRIES = 2**28  # of an input
 _PATCHES = 24  # number of patches of an image: 4 x 6
 
 Texts = Sequence[Sequence[int]]  # the token ids of texts
@@ -373,6 +374,7 @@ class Maker:
         # The largest number of tokens; None if unlimited.
         self.longest, self._most = _least(inputs.longest, most), most
         self.seed, self.kinds, self._fixed = seed, dict[Kind, int](), dict(dims or {})
+        self.loose = False  # whether masks, positions and lengths are any valid ones, whatever the sizes
         dims_of = ((spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape))
         self._symbols = [(spec, axis, _terms(spec, dim)) for spec, axis, dim in dims_of if isinstance(dim, str)]
         self._check_dims()
@@ -507,6 +509,12 @@ class Maker:
             parts.append("cache branch on" if setting[-1] else "cache branch off")
         if any([*self._texts(shapes[name], number)] for name in self._worded):
             parts.append("text")
+        for name, shape in shapes.items():
+            if math.prod(shape) > _MOST_ENTRIES:
+                size = " x ".join(map(str, shape))
+                raise UsageError(
+                    f"input {quoted(name)} of {size} entries is too large to generate: give it with --inputs"
+                )
         feeds = {spec.name: self._values(spec, shapes[spec.name], kinds, setting, number) for spec in self.specs}
         return Case(", ".join(parts or ["fixed shapes"]), feeds)
 
@@ -520,8 +528,11 @@ class Maker:
         self, spec: InputSpec, shape: tuple[int, ...], kinds: Mapping[Kind, int], setting: Setting, number: int
     ) -> NDArray[Any]:
         random = np.random.default_rng([self.seed, zlib.crc32(spec.name.encode()), number])
-        made: Any
+        length = kinds[next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in self.varied), Kind.SEQUENCE)]
+        made: Any = _independent(spec, shape, kinds[Kind.TOTAL], length, random) if self.loose else None
         match spec.role:
+            case _ if made is not None:
+                pass
             case Role.FLOATS | Role.PAST | Role.STATE:
                 encoded = spec.role is Role.FLOATS and spec.kinds[1:2] == (Kind.ENCODER,)
                 made = self._states(shape, number) if self._states and encoded else None
@@ -538,8 +549,9 @@ class Maker:
             case Role.BRANCH:
                 made = setting[-1] > 0
             case Role.FLAG:
-                # A single switch alternates from case to case, so that both of its positions occur.
-                made = number % 2 == 0 if np.prod(shape) == 1 else random.integers(0, 2, shape) == 1
+                # Single switches alternate from case to case, each at another pace, so that all positions occur.
+                place = [each.name for each in self.specs if each.role is Role.FLAG].index(spec.name)
+                made = (number >> place) % 2 == 0 if np.prod(shape) == 1 else random.integers(0, 2, shape) == 1
             case Role.MASK:
                 # A bounded cache accepts new tokens without padding only.
                 most = kinds[Kind.PAST if any(each.least for each in self.specs) else Kind.TOTAL]
@@ -548,9 +560,8 @@ class Maker:
                 made = kinds[Kind.PAST] + np.arange((shape or (1,))[-1])
                 made = made if spec.rows is None else np.minimum(made, spec.rows - 1)
             case Role.LENGTHS:  # full lengths, except a shorter one for the last row of a batch
-                kind = next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in self.varied), Kind.SEQUENCE)
-                made = np.full(shape, kinds[kind])
-                made.reshape(-1)[1:][-1:] -= kinds[kind] // 3
+                made = np.full(shape, length)
+                made.reshape(-1)[1:][-1:] -= length // 3
             case _:
                 kind, less = _COUNTS[spec.role]
                 made = max(kinds[kind] - less, 0)
@@ -582,6 +593,23 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int, number: int) -> ND
     if (shape[0] > 2 or number % 2) and not sound:
         mask[1], mask[1, ..., :padding] = True, False
     return mask
+
+
+def _independent(spec: InputSpec, shape: tuple[int, ...], total: int, length: int, random: Any) -> Any:
+    """Any valid mask, positions or lengths; None for inputs of other roles."""
+    if spec.role is Role.POSITIONS:
+        return random.integers(0, spec.rows or total, shape)
+    if spec.role is Role.LENGTHS:
+        return random.integers(1, length + 1, shape)
+    if spec.role is Role.FLAG:
+        return random.integers(0, 2, shape)
+    if spec.role in (Role.TOKEN_TYPES, Role.INTEGERS) and spec.rows is None:
+        return random.integers(0, min(_VOCABULARY, int(np.iinfo(spec.dtype.name).max)), shape)
+    if spec.role is not Role.MASK or not shape:
+        return None
+    made = random.integers(0, 2, shape)
+    np.put_along_axis(made, random.integers(0, shape[-1], (*shape[:-1], 1)), 1, -1)  # no row is empty
+    return made
 
 
 def _terms(spec: InputSpec, dim: str) -> Mapping[str, int]:

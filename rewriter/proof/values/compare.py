@@ -66,7 +66,7 @@ _LONGEST, _MOST_ENTRIES = 61, 2**22
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
 """Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
 _MANY_ROUNDS = 16  # where both models take signs of multiples of each other: a sign is a coin, which may decide
-_COINS = 40  # signs with which each result of a decision must have been drawn, in all rounds
+_COINS = 20  # signs with which each result of a decision must have been drawn, in all rounds
 _MOST_TURNED = 2**4  # sets of comparisons of integers that are given the result that they never had
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
@@ -177,6 +177,7 @@ class Pair:
         self._scaled = False  # whether a sign was taken of another multiple, which is a coin of the prime
         self._blocks, self._about = blocks, ""  # an activation of A that the reason is about
         self.unable = False  # whether an evaluation could not be carried out
+        self._loose = True  # whether A takes masks, positions and lengths that do not follow from sizes
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()  # of the first round
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Case]] = []
@@ -237,7 +238,7 @@ class Pair:
             while (
                 (more := len(rounds) < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs())
                 and len(rounds) < _MOST_ROUNDS
-                and (found := self._round(reading, [self._drawn(len(rounds) + k) for k in range(at_once)])) is not None
+                and (found := self._next(reading, len(rounds), at_once)) is not None
             ):
                 rounds += [found] * at_once
             if more and len(rounds) >= _MOST_ROUNDS:
@@ -272,8 +273,7 @@ class Pair:
         if all(each.fewest() >= _COINS for each in self._signs):
             return False
         self._alike = self._alike or EqualTensors(self.a, self.b, self._last)
-        known = self._alike.of_a, self._alike.of_b
-        return any(each.fewest(*names) < _COINS for each, names in zip(self._signs, known, strict=True))
+        return min(self._signs[0].fewest(self._alike.of_a), self._signs[1].fewest(self._alike.same)) < _COINS
 
     def _takes_more(self, reading: Reading) -> str:
         """Why B takes more tokens than it says; empty where it fails at more."""
@@ -285,12 +285,23 @@ class Pair:
         _, (failed,) = self._evaluated(self.b, at_random([further]), reading)
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
-    def _drawn(self, number: int) -> list[Case]:
+    def _next(self, reading: Reading, number: int, count: int) -> tuple[str, ...] | None:
+        """The next rounds, as `_round`: in every other one, integers are any valid ones, where A takes these."""
+        draws = [self._drawn(number + k, loose=self._loose and (number + k) % 2 == 1) for k in range(count)]
+        found = self._round(reading, draws)
+        if found is None and self._loose and self.unable:
+            self._loose, self.unable = False, False
+            return self._next(reading, number, count)
+        return found
+
+    def _drawn(self, number: int, *, loose: bool = False) -> list[Case]:
         """The sizes with other values of integers, unlike those of floats; one in further rounds of a large model."""
-        maker = self._maker.changed(seed=secrets.randbelow(2**32))
+        maker = self._maker.changed(seed=secrets.randbelow(2**32), loose=loose)
         sizes = {each.name for each in self.points}
         drawn = maker.cases(self._settings, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
+        if loose:
+            return [each for each in drawn if each.name in sizes][: 1 if self._large and number >= _ROUNDS else None]
         self.points = [each for each in drawn if each.name in sizes] + further
         if len(self.points) == 1 and not number:
             return self.points * 2  # what is the same with two keys is a constant
@@ -358,6 +369,9 @@ class Pair:
             if all(failed):
                 self.unable, self._reason = True, f"the first model cannot be evaluated: {failed[0]}"
                 return None
+            if any(failed) and self._loose and every[0][-1] not in self.points:
+                self.unable = True
+                return None
             if any(failed):  # sizes that it does not take
                 refused = [id(case) for (*_, case), why in zip(every, failed, strict=True) if why]
                 self.points = [case for case in self.points if id(case) not in refused]
@@ -414,7 +428,7 @@ class Pair:
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
         cases = self.points[:1] if self._large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, _DRAWS)]
-        runs = [[Evaluator(each, Floats(), case.feeds) for case in cases] for each in (self.a, self.b)]
+        runs = [[Evaluator(each, Floats(by_kernels=True), case.feeds) for case in cases] for each in (self.a, self.b)]
         if any(why for each in runs for why in in_step(each)):
             return ""  # an operator without a float64 form
         made = [[run.outputs() for run in each] for each in runs]
@@ -626,9 +640,10 @@ class Pair:
     ) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
-        Comparisons of both models that the drawn inputs do not settle are turned, in every combination; so do
-        comparisons in branches that are then taken. A combination that cannot be evaluated is skipped.
+        Comparisons of both models that the drawn inputs do not settle are turned, all of their entries or at random, in
+        every combination; so are comparisons in branches that are then taken.
         """
+        models = (self.a, drawn), (self.b, drawn)
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
@@ -642,12 +657,13 @@ class Pair:
                 if len(tried) == _MOST_TURNED:
                     return f"inputs may choose by '{name}' and others, in more ways than can be tried"
                 tried.add(both[0])
-                made = list[list[Replacing]]()
-                for program, turned in zip((self.a, self.b), both, strict=True):
-                    runs, failed = self._evaluated(program, drawn, reading, turned=turned)
-                    made += [] if any(failed) else [runs]
-                if len(made) == len(both):
-                    pending.append((*both, made[0], made[1]))
+                for mixed in (False, True):
+                    options = [{"turned": turned, "mixed": mixed} for turned in both]
+                    made = [self._evaluated(*each, reading, **its) for each, its in zip(models, options, strict=True)]
+                    if not any(any(failed) for _, failed in made):
+                        pending.append((*both, made[0][0], made[1][0]))
+                    elif Anchors(self.a, self.b, self._last).departs():
+                        return f"'{name}' compares integers, and what follows from the other result is not known"
         return ""
 
     def _decided_otherwise(

@@ -214,7 +214,7 @@ def proposals(
                     reader.run()
                     found.add(reader, other)
                     missing.difference_update(reader.values)
-                    decided |= 1 in reader.signs.values()
+                    decided |= any(count == 1 for calls in reader.signs.values() for count, _ in calls)
             if not missing or (number and not decided):
                 break
     finally:

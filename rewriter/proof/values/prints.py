@@ -62,18 +62,18 @@ class Fingerprints(Evaluator):
         self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.signs: dict[str, int] = {}  # by output of a node, how many different signs it took of data
+        self.signs: dict[str, Sequence[tuple[int, tuple[int, ...]]]] = {}  # by output of a node, `Field.coins`
         self.signed: dict[str, Array] = {}  # where the field is watched, of what: entries, with their last index
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        self.field.coins, self.field.signed = 0, []
+        self.field.coins, self.field.signed = [], []
         super().node(node, environment)
         name = next(filter(None, node.output), None)
         if self.field.coins and name:
             self.signs[name] = self.field.coins
             columns = (a + self.field.p * np.arange(a.shape[-1] if a.ndim else 1) for a in self.field.signed)
             self.signed |= {name: np.concatenate([*map(distinct, columns)])} if self.field.signed else {}
-        self.field.coins, self.field.signed = 0, []
+        self.field.coins, self.field.signed = [], []
 
     def record(self, name: str, value: Any) -> None:
         super().record(name, value)
@@ -133,14 +133,20 @@ class Signs:
         self._taken = Counter[str]()
         self._single: set[str] = set()  # nodes that take one sign, of which all entries of a tensor depend
         self._constant: set[str] = set()  # nodes that take a sign of a constant, which is one coin of each prime
+        self._positive: set[str] = set()  # nodes that take a root of others than squares
         self._primes: set[int] = set()
-        self._floats: set[str] = set()
+        self._varying: dict[str, list[list[int]]] = {}  # axes of what each sign is taken of, whose sizes vary
         self._data: set[str] = set()
 
     def add(self, runs: Sequence[Fingerprints]) -> None:
         """Count the signs of some evaluations."""
         p = runs[0].field.p
         alike = [run for run in runs if run.field.p == p]  # with other keys, so that only constants are the same
+        for name in alike[0].signs.keys() - self._varying.keys():
+            shapes = zip(*([shape for _, shape in run.signs.get(name, ())] for run in alike), strict=False)
+            self._varying[name] = [
+                [axis for axis, sizes in enumerate(zip(*each, strict=False)) if len(set(sizes)) > 1] for each in shapes
+            ]
         for name in alike[0].signed.keys() if len(alike) > 1 else ():
             taken = [
                 run.signed[name] % p if len(alike) > 2 else run.signed[name] for run in alike if name in run.signed
@@ -149,17 +155,25 @@ class Signs:
                 self._constant.add(name)
         self._primes |= {run.field.p for run in runs}
         for run in runs:
-            self._taken += Counter(run.signs)
-            self._single |= {name for name, count in run.signs.items() if count == 1}
-            self._floats.update(run.prints)
+            self._taken += Counter({name: self._draws(name, calls) for name, calls in run.signs.items()})
+            self._positive |= {name for name, calls in run.signs.items() if min(calls)[0] < 0}
+            self._single |= {name for name, calls in run.signs.items() if min(calls)[0] == 1}
             self._data.update(run.data)
             run.signed.clear()
 
-    def fewest(self, same: Container[str] = (), equal: Container[str] = ()) -> float:
+    def _draws(self, name: str, calls: Sequence[tuple[int, tuple[int, ...]]]) -> int:
+        """How often an evaluation drew the signs at one place, which may have parameters of its own."""
+        axes = self._varying.get(name, [])
+        if len(axes) != len(calls):
+            return 1
+        sizes = (math.prod(shape[k] for k in each) for (_, shape), each in zip(calls, axes, strict=True))
+        return min(min(count, size) for (count, _), size in zip(calls, sizes, strict=True))
+
+    def fewest(self, same: Container[str] = ()) -> float:
         """How many signs each result of a decision was drawn with, of the least tried decision; infinite without one.
 
         k signs that decide together have 2^k results. Tensors of `same` are computed by a node that the other model
-        has, too, and `equal` ones have values that it has.
+        has, too; what that decides matters where the models compute something else from them.
         """
         # Signs that decide which entries reach a tensor: nodes, with the part of their entries.
         behind: dict[str, frozenset[tuple[str, str]]] = {}
@@ -167,16 +181,19 @@ class Signs:
         for node in iter_nodes(self._program.graph.node):
             kind, given = node.op_type, [behind.get(name, frozenset()) for name in node.input]
             signs = max(given, key=len) if kind in _APART else frozenset[tuple[str, str]]().union(*given)
+            known = all(name in same for name in node.output if name)
             several = key_of(node) not in ELEMENTWISE and kind not in MOVES  # entries meet here
             if kind in _JOINT or (several and self._data.isdisjoint(node.output)):  # and decide together
                 signs = frozenset((taken, f"{node.output[0]}/{k}") for taken, _ in signs for k in range(_MANY))
-            elif several:
+            elif several and sum(map(bool, given)) < 2:  # or a sum shows each of them
+                least = least if known else min([least, *map(self._count, signs)])
                 signs = frozenset(each for each in signs if each[0] in self._single)
-            signs |= {(name, "") for name in node.output if name in self._taken}
-            if signs and not all(name in same for name in node.output if name):
-                counts = (len(self._primes) if taken in self._constant else self._taken[taken] for taken, _ in signs)
-                least = min(least, min(counts) / 2.0 ** (len(signs) - 1))
+            signs |= {(name, "") for name in node.output if name in self._taken and name not in self._positive}
+            if signs and not known:
+                least = min(least, min(map(self._count, signs)) / 2.0 ** (len(signs) - 1))
             for name in node.output:
-                own = signs if kind not in _PICKING else frozenset((taken, name) for taken, _ in signs)
-                behind[name] = frozenset() if name in equal and name in self._floats else own
+                behind[name] = signs if kind not in _PICKING else frozenset((taken, name) for taken, _ in signs)
         return least
+
+    def _count(self, sign: tuple[str, str]) -> int:
+        return len(self._primes) if sign[0] in self._constant else self._taken[sign[0]]

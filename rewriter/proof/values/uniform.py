@@ -68,6 +68,16 @@ class _Side:
         count = max(varying, default=-1) + 1
         return count, tuple(prod(shape[:count]) for shape in shapes)
 
+    def strides(self) -> str:
+        """A tensor whose sizes at the points are not known to be those at others, since a slice leaves out entries."""
+        for name, node in self.makers.items():
+            if node.op_type != "Slice" or len({each.get(node.input[0]) for each in self.shapes}) < 2:
+                continue
+            steps = self.constants.get(node.input[4], np.zeros(1)) if len(node.input) > 4 else np.ones(1)
+            if (np.abs(steps) != 1).any():
+                return name
+        return ""
+
     def shape_of(self, name: str) -> tuple[int, ...]:
         shape: tuple[int, ...] = self.shapes[0].get(name, (0,) * 9)
         return self.weights.described(name)[1] if name in self.weights else shape
@@ -174,6 +184,10 @@ class Anchors:
         if name not in self.b.prints or name not in self.b.data:
             return ""
         candidates = self._by_print.get(self.b.prints[name].exact, ())
+        strided = self.a.strides() or self.b.strides()
+        if candidates and strided:
+            self._failed = self._failed or f"'{strided}' leaves out entries, of which these sizes may have too few"
+            return ""
         for other in sorted(candidates, key=lambda each: each != name):
             here, there = self.b.rows(name), self.a.rows(other)
             if here is None or here != there:
@@ -212,14 +226,13 @@ class Anchors:
 
 
 class EqualTensors(Anchors):
-    """The tensors of two models that are equal at the first of some points, and those computed by the same node."""
+    """The tensors that nodes of two models compute alike, from operands that are equal at the first of some points."""
 
     def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
         super().__init__(a, b, runs)
         self.departs()
-        held = {self.b.ids[name] for name in self.same}, {*self.b.ids.values()}
-        self.of_a = tuple({name for name, number in self.a.ids.items() if number in each} for each in held)
-        self.of_b = self.same, {name for name, number in self.b.ids.items() if number in self._known}
+        held = {self.b.ids[name] for name in self.same}
+        self.of_a = {name for name, number in self.a.ids.items() if number in held}
 
     def _anchor(self, name: str) -> str:
         equal = self._by_print.get(self.b.prints[name].exact) if name in self.b.prints else None
