@@ -331,7 +331,7 @@ class Field:
         """The different entries of which signs are taken."""
         entries = distinct(a)
         self.coins.append((entries.size, np.shape(a)))
-        if self.watched:
+        if self.watched and not self.signed:  # later ones may be of bounds that the first one chose
             self.signed.append(a)
         return entries
 

@@ -323,7 +323,8 @@ def _note_attention(
 
 _NAMED = {
     Kind.BATCH: "batch", Kind.SEQUENCE: "sequence", Kind.PAST: "past", Kind.ENCODER: "encoder sequence",
-    Kind.FRAMES: "frames", Kind.SAMPLES: "samples",
+    Kind.FRAMES: "frames", Kind.SAMPLES: "samples", Kind.HEIGHT: "height", Kind.WIDTH: "width",
+    Kind.CHANNELS: "channels", Kind.FEATURES: "features",
 }  # fmt: skip
 """Kinds of dimensions that the name of a case states."""
 _USUAL = {Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.FEATURES: 80, Kind.ONE: 1}

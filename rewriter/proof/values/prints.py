@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Value, content, distinct, is_float
+from rewriter.evaluate.arithmetic import Field, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
@@ -63,7 +63,7 @@ class Fingerprints(Evaluator):
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.signs: dict[str, Sequence[tuple[int, tuple[int, ...]]]] = {}  # by output of a node, `Field.coins`
-        self.signed: dict[str, Array] = {}  # where the field is watched, of what: entries, with their last index
+        self.signed: dict[str, Array] = {}  # where the field is watched, of what that may be constant
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         self.field.coins, self.field.signed = [], []
@@ -71,8 +71,8 @@ class Fingerprints(Evaluator):
         name = next(filter(None, node.output), None)
         if self.field.coins and name:
             self.signs[name] = self.field.coins
-            columns = (a + self.field.p * np.arange(a.shape[-1] if a.ndim else 1) for a in self.field.signed)
-            self.signed |= {name: np.concatenate([*map(distinct, columns)])} if self.field.signed else {}
+            constant = [_unvarying(each, self.field.p) for each in self.field.signed]
+            self.signed |= {name: np.concatenate(constant)} if constant else {}
         self.field.coins, self.field.signed = [], []
 
     def record(self, name: str, value: Any) -> None:
@@ -107,6 +107,15 @@ class Fingerprints(Evaluator):
             if call.kind in ("Slice", "Gather") and place == 0:
                 read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
                 self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
+
+
+def _unvarying(a: Array, p: int) -> Array:
+    """Entries that are the same in all rows, with their column, or in all columns; but for 0."""
+    t = a.reshape(-1, a.shape[-1] if a.ndim else 1)
+    columns = np.flatnonzero((t == t[:1]).all(0)) if t.size else np.arange(0)
+    rows = t[(t == t[:, :1]).all(1), 0] if t.size and t.shape[1] > 1 else t[:0, :0].reshape(-1)
+    found = np.concatenate([t[0, columns] + p * (columns + 1) if columns.size else rows[:0], rows])
+    return np.asarray(found[found % p != 0])
 
 
 def same_value(field: Field, a: Any, b: Any) -> bool:
@@ -148,10 +157,8 @@ class Signs:
                 [axis for axis, sizes in enumerate(zip(*each, strict=False)) if len(set(sizes)) > 1] for each in shapes
             ]
         for name in alike[0].signed.keys() if len(alike) > 1 else ():
-            taken = [
-                run.signed[name] % p if len(alike) > 2 else run.signed[name] for run in alike if name in run.signed
-            ]
-            if len(taken) == len(alike) and (reduce(np.intersect1d, taken) % p).any():
+            taken = [run.signed[name] for run in alike if name in run.signed]
+            if len(taken) == len(alike) and reduce(np.intersect1d, taken).size:
                 self._constant.add(name)
         self._primes |= {run.field.p for run in runs}
         for run in runs:
