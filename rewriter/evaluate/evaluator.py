@@ -44,6 +44,7 @@ _SHAPES = {"Shape", "Size"}
 _LAID_OUT = PARTS | REARRANGED - CASTS
 _PARTS_OPSET = 13  # nodes that define an operator are of this opset, or a later one
 _SMALL_WEIGHT = 64
+_RARE = 0.125  # the share of the rarer result of comparisons, below which it hardly counts as drawn
 _MOST_POSITIONS = 2**16  # entries of a table of positions that is computed with as the runtime does, too
 _MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
@@ -367,8 +368,8 @@ class Evaluator:
             if (asked or kind in (CHOOSING if call.decided else COMPARISONS)) and not self.fixed.issuperset(node.input):
                 made = tuple_of(made)[0]
                 self._note_choices(call, operands, made)
-                if node.output[0] in self.turned and made.dtype == np.bool_:
-                    made = self._turned(operands, made)
+                if node.output[0] in self.turned or f"{node.output[0]}, a bound" in self.turned:
+                    made = self._turned(call, operands, made)
             return made
         if found is None:
             return self._opaque(call, operands)
@@ -402,8 +403,12 @@ class Evaluator:
             turned = -apart[::-1]
             order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
             along = not call.decided and made.size > 1  # positions, whose results follow from each other
-            found = np.unique(made if made.dtype == np.bool_ else apart > 0)
-            results = frozenset({False, True} if along else found.tolist())
+            found = made if made.dtype == np.bool_ else np.asarray(np.subtract(a, other) > 0)
+            most = bool(found.mean() > 0.5) if found.size else False
+            rare = (
+                call.decided and found.size > 0 and (found != most).mean() < _RARE
+            )  # so that some entries were only compared one way
+            results = frozenset({False, True} if along else {most} if rare else np.unique(found).tolist())
             digest, like = hash((turned if order > 0 else apart).tobytes()), order * EQUAL_ARE.get(call.kind, 0)
             name = call.node.output[0] + ", a bound" * place
             met = 0 in apart and (not call.decided or self._each_met(call, a, other))
@@ -413,12 +418,34 @@ class Evaluator:
                 choice = Choice(*joint, call.decided)
             self.choices[name] = choice
 
-    def _turned(self, operands: Sequence[Any], made: Array) -> Array:
-        """Another result of a comparison, or of a cast to Booleans."""
+    def _turned(self, call: Call, operands: Sequence[Any], made: Array) -> Array:
+        """Another result of an operator that compares integers: of each entry, or at random by difference."""
+        first, *others = operands
+        name, bounds = call.node.output[0], [each for each in others if each is not None]
+        if call.kind == "Clip":
+            named = (np.asarray(call.get(each)) if each in call.attributes else None for each in ("min", "max"))
+            stated = others or [*named]
+            made = first
+            for bound, extreme in zip(stated, (np.maximum, np.minimum), strict=False):
+                if bound is not None:
+                    apart, kept = np.subtract(made, bound), extreme(made, bound)
+                    made = self._other(made + bound - kept, kept, apart) if name in self.turned else kept
+                    name = call.node.output[0] + ", a bound"
+            return made
+        if made.dtype == np.bool_:
+            return self._other(~made, made, np.subtract(first, bounds[0] if bounds else 0, dtype=np.float64))
+        if call.kind in ("Abs", "Sign"):
+            return self._other(-made, made, first)
+        if call.kind not in ("Max", "Min", "Relu") or len(bounds) > 1:
+            return made
+        bound = bounds[0] if bounds else 0  # the result is one of two
+        return self._other(first + bound - made, made, np.subtract(first, bound))
+
+    def _other(self, other: Array, made: Array, apart: Array) -> Array:
         if not (self._mixed and isinstance(self.arithmetic, Field)):
-            return np.logical_not(made)
-        apart = np.abs(np.subtract(operands[0], [*operands[1:], 0][0], dtype=np.float64)).astype(np.int64)
-        return made ^ (self.arithmetic.hash64("turned", apart) % np.uint64(2) == 1)
+            return other.astype(made.dtype)
+        turned = self.arithmetic.hash64("turned", np.abs(apart).astype(np.int64)) % np.uint64(2) == 1
+        return np.where(turned, other, made).astype(made.dtype)
 
     def _each_met(self, call: Call, a: Array, b: Array) -> bool:
         """Whether each number that integers of inputs are compared with, such as the ids of one-hot rows, was one."""

@@ -43,6 +43,7 @@ from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import LAST_PLACES, Fold, folded, products
 from rewriter.proof.values.heads import (
+    LIMITED,
     UNLIMITED,
     Region,
     Regions,
@@ -472,10 +473,14 @@ class Pair:
         return tuple(certified)
 
     def _takes_every_number(self, name: str) -> bool:
-        """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
-        while (node := self.a.makers.get(name)) is not None and node.op_type in (*MOVES, "Cast"):
-            name = node.input[0]
-        return node is None or node.op_type in UNLIMITED
+        """Whether a tensor of A is an input, or what a linear layer computes: no function limits it."""
+        linear = False
+        while (node := self.a.makers.get(name)) is not None and (
+            node.op_type in (*MOVES, "Cast") or (node.op_type in UNLIMITED and not linear)
+        ):
+            linear |= node.op_type in UNLIMITED
+            name = next((each for each in node.input if each in self._last[0][0].data), node.input[0])
+        return node is None or (linear and node.op_type not in LIMITED)
 
     @cached_property
     def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
@@ -731,7 +736,7 @@ def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]
         text = f"IR version is {rewritten.proto.ir_version} instead of {original.proto.ir_version}"
         yield Refusal("", "", "", f"{text}, without defaults of inputs")
     if _rounds_to_8_bits(rewritten.proto) and not _rounds_to_8_bits(original.proto):
-        yield Refusal("", "", "", "MatMulNBits of accuracy_level 4 rounds activations to 8 bits")
+        yield Refusal("", "", "", "accuracy_level 4 rounds what packed weights multiply to 8 bits")
     ours, theirs = (_types(each.proto) for each in (original, rewritten))
     if ours and theirs and min(theirs) < min(ours):
         kind = elem_name(FLOATS[min(theirs)])

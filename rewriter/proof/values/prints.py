@@ -186,7 +186,8 @@ class Signs:
         behind: dict[str, frozenset[tuple[str, str]]] = {}
         least = math.inf
         for node in iter_nodes(self._program.graph.node):
-            kind, given = node.op_type, [behind.get(name, frozenset()) for name in node.input]
+            kind, read = node.op_type, node.input if node.op_type not in ("Shape", "Size") else ()
+            given = [behind.get(name, frozenset()) for name in read]
             signs = max(given, key=len) if kind in _APART else frozenset[tuple[str, str]]().union(*given)
             known = all(name in same for name in node.output if name)
             several = key_of(node) not in ELEMENTWISE and kind not in MOVES  # entries meet here
