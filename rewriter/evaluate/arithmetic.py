@@ -203,15 +203,12 @@ class Field:
         self.farthest = UNREACHED if snaps else FARTHEST
         self._powers32 = self.modulus.powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         # Fingerprints of what a sign was taken of, up to a factor, an order and a shape, and with the factor: a sign is
-        # a coin in the field, so that other conditions may give the same result. Of `settled` ones, masks decide a
-        # part; signs of `turned` ones are multiplied by `turn`.
+        # a coin in the field. Of `settled` ones, masks decide a part.
         self.conditions: set[tuple[int, int]] = set()
         self.settled: set[int] = set()
-        self.turned: frozenset[int] = frozenset()
-        self.turn = -1
         # Signs that were taken: how many different ones at once, -1 for a root of others than squares, and of which
         # shape; where watched, of what.
-        self.coins: list[tuple[int, tuple[int, ...]]] = []
+        self.coins: list[tuple[float, tuple[int, ...]]] = []
         self.watched, self.signed = False, list[Array]()
         # How far masked scores are below the first of their row, and whether a score may be larger than the mask.
         self.gaps: set[tuple[int, bool]] = set()
@@ -279,17 +276,16 @@ class Field:
     def sqrt(self, a: Array) -> Array:
         root = self.power(np.asarray(a, np.int64), (self.p + 1) // 4)
         if (self.mul(root, root) == a).all():
-            self._counted(root)  # that of squares is an absolute value, whose sign is a coin
+            self.counted(root)  # that of squares is an absolute value, whose sign is a coin
         else:
             self.coins.append((-1, ()))
         return root
 
     def sign(self, a: Array) -> Array:
         """The Legendre symbol as -1, 0 or 1."""
-        turned = self._note(np.asarray(a, np.int64))
+        self._note(np.asarray(a, np.int64))
         symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
-        symbol = np.where(symbol > 1, -1, symbol)
-        return symbol * self.turn if turned else symbol
+        return np.where(symbol > 1, -1, symbol)
 
     def choose(self, a: Array, b: Array, c: Array) -> Array:
         """b where a >= 0, c where a < 0."""
@@ -297,8 +293,8 @@ class Field:
 
     def vanishes(self, a: Array) -> Array:
         """Whether entries are 0: a coin of each, since what may be 0, such as a mask, never is at random residues."""
-        turned = self._note(np.asarray(a, np.int64))
-        return np.asarray((a == 0) | (self.hash64("zero", np.minimum(a, self.neg(a))) % _U64(2) == int(turned)))
+        self._note(np.asarray(a, np.int64))
+        return np.asarray((a == 0) | (self.hash64("zero", np.minimum(a, self.neg(a))) % _U64(2) == 0))
 
     def masks_decide(self, more: Array) -> Array:
         """What the masks of both sides of the last condition decide, as a sign; 0 where they have as many."""
@@ -316,21 +312,21 @@ class Field:
             found = distinct(gaps[((masks < MANY) == near) & (masks > 0) & (masks < INFINITE)])
             self.gaps.update((each, near) for each in found.tolist())
 
-    def _note(self, a: Array) -> bool:
-        """Note a condition, divided by the sum of its entries: the same for any factor. Whether it is `turned`."""
-        entries = self._counted(a)
+    def _note(self, a: Array) -> None:
+        """Note a condition, divided by the sum of its entries: the same for any factor."""
+        entries = self.counted(a)
         magnitudes = np.minimum(entries, self.neg(entries))
         exact, scale = self._print(magnitudes), self.reduced(entries.sum())
         shared = entries.size > 1 and scale  # the sign of a single number is the same wherever that is
         self._last = self._print(self.mul(entries, self.inv(scale)) if shared else magnitudes)
         if entries.size:
             self.conditions.add((self._last, exact))
-        return self._last in self.turned
 
-    def _counted(self, a: Array) -> Array:
+    def counted(self, a: Array) -> Array:
         """The different entries of which signs are taken."""
         entries = distinct(a)
-        self.coins.append((entries.size, np.shape(a)))
+        if entries.size:
+            self.coins.append((entries.size, np.shape(a)))
         if self.watched and not self.signed:  # later ones may be of bounds that the first one chose
             self.signed.append(a)
         return entries
@@ -341,7 +337,7 @@ class Field:
     def positive(self, a: Array) -> Array:
         """max(a, 0), which is not a condition where it is `a`."""
         if (self.power(a, (self.p - 1) // 2) <= 1).all():
-            self._counted(a)
+            self.counted(a)
             return a
         return np.where(self.sign(a) > 0, a, 0)
 
@@ -419,7 +415,8 @@ class Field:
 
     def order(self, a: Array) -> Array:
         """What entries are sorted by: an order that is the same for equal entries, and means nothing else."""
-        return self.hash64("other order" if self._note(np.asarray(a, np.int64)) else "order", a)
+        self._note(np.asarray(a, np.int64))
+        return self.hash64("order", a)
 
     def anchor(self, a: Array) -> Array:
         """What a softmax over the last axis subtracts."""

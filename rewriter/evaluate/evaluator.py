@@ -474,7 +474,7 @@ class Evaluator:
         name = "opaque", self.opsets.get(domain), whole, key_on(call.node, entries, self.opsets.get(domain, 1))
         # Of any size, and dependent on the attributes, too: integers that are the same for these are not for others.
         drawn = [
-            np.tan(np.pi * f.function(name, x.entries) / f.p).astype(np.float32) if isinstance(x, Value) else x
+            np.float32(np.tan(np.pi * f.function(name, x.entries) / f.p) ** 3) if isinstance(x, Value) else x
             for x in operands
         ]
         if domain in (*DOMAINS, *_OTHER_DOMAINS):
@@ -483,6 +483,8 @@ class Evaluator:
             raise Unsupported("it is a function that cannot be inlined")
         else:  # which no kernel computes: as large as what it reads first
             made = [np.zeros(np.shape(drawn[0]), np.float32) if name else None for name in call.node.output]
+        if not all(map(is_float, made)):
+            f.counted(next(x.entries for x in operands if isinstance(x, Value)))
         for place, value in enumerate(made):
             if is_float(value):
                 made[place] = Value(f.function((*name, place), np.arange(value.size)).reshape(value.shape))

@@ -138,8 +138,8 @@ def _softmax(call: Call, x: Value) -> Any:
 def _ranks(call: Call, x: Value, size: int, count: int) -> Array:
     """What decides which `count` of `size` entries are taken; of numbers that are often equal it is often the same."""
     order = call.f.order(x.entries)
-    if isinstance(call.f, Field) and size:  # how often each of them is
-        call.f.coins[-1] = x.size // size * count // size, x.shape
+    if isinstance(call.f, Field) and x.size:  # how often each of them is
+        call.f.coins[-1] = x.size / size * count / size, x.shape
     return order >> np.uint64(62) if call.rounded else order
 
 

@@ -14,7 +14,7 @@ replaced and are not.
 import math
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -417,7 +417,7 @@ class Pair:
         self._signs[1].add(theirs)
         unfit = (
             self._unfit(reading, ours, theirs)
-            or self._decided_otherwise(reading, ours, theirs, drawn)
+            or (self._settled(reading, ours, theirs) and _COIN)
             or self._never_compared(reading, ours, theirs, drawn)
         )
         self._reason = unfit or self._reason
@@ -519,9 +519,13 @@ class Pair:
         )
 
     def _evaluated(
-        self, program: Program, drawn: Sequence[Drawn], reading: Reading, signs: Sequence[Iterable[int]] = (),
-        turn: int = -1, beside: Sequence[Evaluator] = (), **further: Any,
-    ) -> tuple[list[Replacing], list[str]]:  # fmt: skip
+        self,
+        program: Program,
+        drawn: Sequence[Drawn],
+        reading: Reading,
+        beside: Sequence[Evaluator] = (),
+        **further: Any,
+    ) -> tuple[list[Replacing], list[str]]:
         """One evaluation for each point, the first of a reading with fingerprints; and why some failed.
 
         They are run in step, `beside` others.
@@ -532,7 +536,7 @@ class Pair:
         made: list[Replacing] = []
         for place, (modulus, key, case) in enumerate(drawn):
             f = reading.field(modulus, key, () if ours else self._products)
-            f.turned, f.turn, f.watched = frozenset(signs[place] if signs else ()), turn, not self._last[0]
+            f.watched = not self._last[0]
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
@@ -671,30 +675,16 @@ class Pair:
                         return f"'{name}' compares integers, and what follows from the other result is not known"
         return ""
 
-    def _decided_otherwise(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
-    ) -> str:
-        """Why equal values prove nothing: a sign that one model alone takes decides them; empty if none does.
-
-        It decides nothing where the values are the same with it turned, or taken for 0; masks decide some that cannot.
-        """
-        heads = self._heads.get(reading, Regions())
-        cases = (self.a, ours, heads.cones, theirs, heads.inside), (self.b, theirs, heads.inside, ours, heads.cones)
-        for program, own, inside, other, outside in cases:
-            found = [(x.conditions(inside), y.conditions(outside)) for x, y in zip(own, other, strict=True)]
-            apart = [{each for each, _ in x} - {each for each, _ in y} for x, y in found]
-            for (x, y), alone in zip(found, apart, strict=True):
-                self._scaled |= any(each[0] not in alone for each in x - y)
-            if not any(apart):
-                continue
-            if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
-                return _COIN
-            for turn in (-1, 0):
-                turned, failed = self._evaluated(program, drawn, reading, apart, turn)
-                pairs = zip(turned, theirs, strict=True) if program is self.a else zip(ours, turned, strict=True)
-                if any(failed) or any(self._differing(x, y) for x, y in pairs):
-                    return _COIN
-        return ""
+    def _settled(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> bool:
+        """Whether masks decide a part of a sign that one model alone takes, whose other result no draw has."""
+        heads, settled = self._heads.get(reading, Regions()), False
+        for own, inside, other, outside in ((a, heads.cones, b, heads.inside), (b, heads.inside, a, heads.cones)):
+            for x, y in zip(own, other, strict=True):
+                mine, theirs = x.conditions(inside), y.conditions(outside)
+                alone = {each for each, _ in mine} - {each for each, _ in theirs}
+                self._scaled |= any(each not in alone for each, _ in mine - theirs)
+                settled |= not x.field.settled.isdisjoint(alone)
+        return settled
 
 
 def prove(original: LoadedModel, rewritten: LoadedModel, **options: Any) -> Certificate:

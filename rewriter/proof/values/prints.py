@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Container, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -62,7 +62,7 @@ class Fingerprints(Evaluator):
         self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.signs: dict[str, Sequence[tuple[int, tuple[int, ...]]]] = {}  # by output of a node, `Field.coins`
+        self.signs: dict[str, Sequence[tuple[float, tuple[int, ...]]]] = {}  # by output of a node, `Field.coins`
         self.signed: dict[str, Array] = {}  # where the field is watched, of what that may be constant
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ class Signs:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._taken = Counter[str]()
+        self._taken = defaultdict[str, float](float)
         self._single: set[str] = set()  # nodes that take one sign, of which all entries of a tensor depend
         self._constant: set[str] = set()  # nodes that take a sign of a constant, which is one coin of each prime
         self._positive: set[str] = set()  # nodes that take a root of others than squares
@@ -162,13 +162,14 @@ class Signs:
                 self._constant.add(name)
         self._primes |= {run.field.p for run in runs}
         for run in runs:
-            self._taken += Counter({name: self._draws(name, calls) for name, calls in run.signs.items()})
+            for name, calls in run.signs.items():
+                self._taken[name] += self._draws(name, calls)
             self._positive |= {name for name, calls in run.signs.items() if min(calls)[0] < 0}
             self._single |= {name for name, calls in run.signs.items() if min(calls)[0] == 1}
             self._data.update(run.data)
             run.signed.clear()
 
-    def _draws(self, name: str, calls: Sequence[tuple[int, tuple[int, ...]]]) -> int:
+    def _draws(self, name: str, calls: Sequence[tuple[float, tuple[int, ...]]]) -> float:
         """How often an evaluation drew the signs at one place, which may have parameters of its own."""
         axes = self._varying.get(name, [])
         if len(axes) != len(calls):
@@ -203,5 +204,5 @@ class Signs:
                 behind[name] = signs if kind not in _PICKING else frozenset((taken, name) for taken, _ in signs)
         return least
 
-    def _count(self, sign: tuple[str, str]) -> int:
+    def _count(self, sign: tuple[str, str]) -> float:
         return len(self._primes) if sign[0] in self._constant else self._taken[sign[0]]
