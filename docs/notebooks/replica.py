@@ -207,11 +207,8 @@ class Replica:
             tuple(self._sublayer(named, stage.before) for named in stage.sublayers) for stage in chain.stages
         ]
         self.sublayers = [each for stage in self.stages for each in stage]
-        before = ["", *(stage.after for stage in chain.stages)]
-        self._between = [
-            self._norm(stage.norm, each, stage.before) for stage, each in zip(chain.stages, before, strict=False)
-        ]
-        self._end = self._norm(chain.norm, before[-1], output)
+        self._between = [self._norm(stage.norm, stage.after, stage.after) for stage in chain.stages]
+        self._end = self._norm(chain.norm, chain.stages[-1].after, output)
         start = run.stream(chain.stages[0].before)
         self.tokens, width = start.shape
         self.unembedding, self._bias = torch.eye(width), torch.zeros(width)
@@ -294,19 +291,18 @@ class Replica:
         """
         found = {}
         for stage, between in zip(self.stages[first:], self._between[first:], strict=True):
-            if between is not None:
-                stream = between(stream, held="norms" in held)
             for each in stage:
                 made = each.channels(stream, held, past)
                 found[each.name] = made if change is None else change(each.name, made)
             stream = stream + sum(each.written(found[each.name], held) for each in stage)
+            stream = stream if between is None else between(stream, held="norms" in held)
         return self.normalised(stream, held), found
 
     def reached(self, stream: Tensor, channels: Mapping[str, Tensor], place: int) -> Tensor:
         """The stream before a stage, of that before the first and the channels in between."""
         for stage, between in zip(self.stages[:place], self._between, strict=False):
-            stream = stream if between is None else between(stream, held=False)
             stream = stream + sum(each.written(channels[each.name]) for each in stage)
+            stream = stream if between is None else between(stream, held=False)
         return stream
 
     def normalised(self, stream: Tensor, held: Collection[str] = ()) -> Tensor:

@@ -70,15 +70,16 @@ def attribute(
     for place, (stage, (before, _)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
         for name in stage.steps:
             paths.update({f"{name}.{part}": array for part, array in linear.inside[name].constants.items()})
-        if stage.between is not None:
+        between = linear.stages[place - 1].norm if place else None
+        if between is not None:
             name = f"{next(iter(linear.stages[place - 1].steps))}.after.ln.b"
-            paths[name] = np.asarray((before * stage.between.bias).sum())
+            paths[name] = np.asarray((before * between.bias).sum())
     paths["embed"] = linear.embed
     token, written = linear.position, Written(linear.stages, {"embed": linear.start}, None)
     for name, given in written.along(len(linear.stages), token, linear.gradients[-1][1][[token]]):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     capped = run.chain.logits != run.index.view.outputs[0]
-    entries = run.spelled((logit,) if minus is None else (logit, minus))
+    entries = run.given.entries((logit,) if minus is None else (logit, minus), len(linear.entries))
     return Attribution(linear.value, direct, paths, effects, run.index, run.words, entries, capped)
 
 
@@ -185,7 +186,7 @@ class FrozenStage:
     """Sublayers that read one value of the stream."""
 
     steps: Mapping[str, AttentionStep | NeuronStep]
-    between: FrozenNorm | None
+    norm: FrozenNorm | None  # behind them
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +221,7 @@ Group = tuple[Sequence[int], Terms, Step | None, FrozenNorm | None]
 class Written:
     """The terms of the stream."""
 
-    stages: Sequence[FrozenStage]  # first to last; the `between` of a further one applies to what reads the last
+    stages: Sequence[FrozenStage]  # first to last
     start: Mapping[str, Array]  # the beginning of the stream, [T, D] each
     # what a sublayer's members write at a token, [members, D]; None for each head and neuron, which are not kept
     vectors: Callable[[str, Step, int], Array] | None
@@ -241,6 +242,15 @@ class Written:
                 rows = rows if between is None else between.at(token).back(rows)
         return Terms.joined(*found)
 
+    def read(
+        self, before: int, token: int, norm: FrozenNorm, weight: Array, bias: Array, constants: tuple[str, str]
+    ) -> Terms:
+        """The terms [terms, K] of `norm(stream) weight + bias`, [D, K] and [K]; `constants` name both biases."""
+        own = [(name, 1) for name in constants]
+        added = Terms(own, np.stack([bias, weight.T @ norm.bias]))
+        found = Terms.joined(added, self.along(before, token, norm.at(token).back(weight.T))).present
+        return found if found.sources else Terms(own[:1], bias[None])
+
     def _grouped(self, token: int) -> list[Group]:
         groups = list[Group]()
         waiting = list[tuple[int, str, Array]]()
@@ -251,13 +261,11 @@ class Written:
             groups.append((places, terms, None, between))
             waiting.clear()
 
-        for place in range(len(self.stages), 0, -1):
-            between = self.stages[place].between if place < len(self.stages) else None
-            earlier = self.stages[place - 1].steps
-            if between is not None:
-                waiting.append((place, f"{next(iter(earlier))}.after.ln.b", between.bias[None]))
-                close(between)
-            for name, step in earlier.items():
+        for place, stage in reversed([*enumerate(self.stages, start=1)]):
+            if stage.norm is not None:
+                waiting.append((place, f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None]))
+                close(stage.norm)
+            for name, step in stage.steps.items():
                 own = {f"{name}.b_O": step.bias[None]}
                 if self.vectors is None:
                     groups.append(([place], Terms([(name, step.written.shape[1])], np.empty(0)), step, None))
@@ -291,6 +299,7 @@ class Linear:
     """The frozen network up to a logit."""
 
     value: float
+    entries: Array  # of the output at the position
     start: Array
     stages: Sequence[FrozenStage]
     # of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs)
@@ -326,7 +335,6 @@ class FrozenRun:
         self.attention = {each.name: each for each in index.attention if each.name in self.places}
         self.hooks = hooks_of(index)
         self.values = dict[str, Array]()
-        self.entries = np.empty(0)  # of the output at the position of `linear`
 
     def start(self, count: int, *further: str) -> None:
         """Run the model, and keep `further` tensors and those of the first stages. Raises UsageError."""
@@ -334,7 +342,7 @@ class FrozenRun:
         for stage in self.chain.stages[:count]:
             needed |= {stage.before, stage.after, stage.norm.output if stage.norm else ""}
             for own in stage.sublayers:
-                before, after = self._norm(stage, own), self.index.writes[own.name].norm
+                before, after = self._norm(own), self.index.writes[own.name].norm
                 needed |= {before.output} if before else set()
                 needed |= {after.data, after.output} if after else set()
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
@@ -352,12 +360,19 @@ class FrozenRun:
         parts = ("pattern", "v", "z") if isinstance(own, Attention) else ("pre", "pre_linear")[: 1 + own.gated]
         return {part: f"{own.name}.hook_{part}" for part in parts}
 
-    def _norm(self, stage: Stage, own: Sublayer) -> Norm | None:
+    def norm_of(self, name: str, data: str) -> Norm | None:
+        """The normalisation through which a sublayer reads the stream as `data`, if any. Raises UsageError."""
+        return norm_of(self.index.view, name, data, self.chain.stages[self.places[name]].before)
+
+    def frozen(self, name: str, data: str) -> FrozenNorm:
+        """Likewise, or the identity."""
+        return self.freeze(self.norm_of(name, data), self.chain.stages[self.places[name]].before, name)
+
+    def _norm(self, own: Sublayer) -> Norm | None:
         """The normalisation before a sublayer's values; None without one, or for values of another sequence."""
         if isinstance(own, Attention) and own.cross:
             return None
-        data = own.value.operator.data if isinstance(own, Attention) else own.query.data
-        return norm_of(self.index.view, own.name, data, stage.before)
+        return self.norm_of(own.name, own.value.operator.data if isinstance(own, Attention) else own.data)
 
     @property
     def beginning(self) -> dict[str, Array]:
@@ -377,10 +392,6 @@ class FrozenRun:
         hooks = [hook for name, hook in self.hooks.items() if name.endswith((".hook_q", ".hook_v", ".hook_pre"))]
         return len(next(hook for hook in hooks if {*hook.tensors} <= {*self.values}).make(self.values))
 
-    def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
-        """The tokenizer's text of output entries; empty if they are not its tokens."""
-        return self.given.entries(numbers, len(self.entries))
-
     def linear(self, logit: int, minus: int | None, position: int) -> Linear:
         """The frozen network up to an entry, or a difference of two. Raises UsageError."""
         chain = self.chain
@@ -396,7 +407,7 @@ class FrozenRun:
         for what, entry, axis in (("token", position, 0), ("logit", logit, 1), ("logit", minus or 0, 1)):
             if not -made.shape[axis] <= entry < made.shape[axis]:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
-        self.entries = output[0] if chain.token is not None else output[0, position].copy()
+        entries = output[0] if chain.token is not None else output[0, position].copy()
         chosen, constants = [logit, logit if minus is None else minus], dict[str, Array]()
         signs = np.array([1.0, 0.0 if minus is None else -1.0])
         value = float(made[position, chosen] @ signs)
@@ -411,28 +422,28 @@ class FrozenRun:
         read = np.zeros((len(start), len(direction)))
         read[token] = direction
         constants["final.ln.b"] = np.asarray((read * end.bias).sum())
-        after, stages, gradients = end.back(read), self.stages(len(chain.stages)), list[tuple[Array, Array]]()
+        gradient, stages, gradients = end.back(read), self.stages(len(chain.stages)), list[tuple[Array, Array]]()
         inside = dict[str, Inside]()
         for stage in reversed(stages):
+            after = gradient if stage.norm is None else stage.norm.back(gradient)
             inside |= {name: step.through(after) for name, step in stage.steps.items()}
             before = after + sum(inside[name].read for name in stage.steps)
             gradients.insert(0, (before, after))
-            after = before if stage.between is None else stage.between.back(before)
-        return Linear(value, start, stages, gradients, inside, constants, token)
+            gradient = before
+        return Linear(value, entries, start, stages, gradients, inside, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must have been started."""
-        return [
-            FrozenStage({named.name: self._step(stage, named) for named in stage.sublayers}, self.between(place))
-            for place, stage in enumerate(self.chain.stages[:count])
-        ]
-
-    def between(self, place: int) -> FrozenNorm | None:
-        stage, before = self.chain.stages[place], self.chain.stages[place - 1].after
-        return None if stage.norm is None else self.freeze(stage.norm, before, stage.sublayers[0].name)
+        found = list[FrozenStage]()
+        for place, stage in enumerate(self.chain.stages[:count], start=1):
+            steps, norm = {named.name: self._step(stage, named) for named in stage.sublayers}, None
+            if stage.norm is not None:
+                norm = self.freeze(stage.norm, stage.after, self.chain.stages[place].sublayers[0].name)
+            found.append(FrozenStage(steps, norm))
+        return found
 
     def _step(self, stage: Stage, own: Sublayer) -> AttentionStep | NeuronStep:
-        frozen = self.freeze(self._norm(stage, own), stage.before, own.name)
+        frozen = self.freeze(self._norm(own), stage.before, own.name)
         hooked = {part: self.hooked(hook) for part, hook in self._hooks(own).items()}
         norm = self.index.writes[own.name].norm
         after = None if norm is None else self.freeze(norm, norm.data, own.name)

@@ -179,8 +179,8 @@ def attribution_graph(
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
     run = FrozenRun(model, inputs)
-    linear, entries = run.linear(logit, minus, position), run.entries
-    length, entry = len(linear.start), logit % len(entries)
+    linear = run.linear(logit, minus, position)
+    entries, length, entry = linear.entries, len(linear.start), logit % len(linear.entries)
     nodes = [GraphNode("embedding", "embed", 0, token) for token in range(length)]
     members = _members_of(linear, nodes, max_nodes)
     nodes.append(GraphNode("logit", "logit", entry, linear.position, linear.value, 1.0))
@@ -201,7 +201,7 @@ def attribution_graph(
     named = _ids(run.index, tokens, nodes)
     return AttributionGraph(
         logit=linear.value,
-        entries=run.spelled(chosen) or tuple(map(str, chosen)),
+        entries=run.given.entries(chosen, len(entries)) or tuple(map(str, chosen)),
         probability=float(shifted[logit] / shifted.sum()),
         nodes=tuple(nodes[:count]),
         adjacency=edges,

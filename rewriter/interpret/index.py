@@ -264,11 +264,11 @@ class _Builder:
             shape, make = (rows - (table.first or 0), width), partial(self._embedding, table)
             yield name, HeadTensor(shape, self._dtype(table.name), make)
         yield from self._scales("embed.ln", norm if tables else None)
-        for before, after in pairwise(chain.stages):
-            known = self._norms.setdefault(layer := before.sublayers[0].layer, set())
-            if after.norm is not None:
-                known.add(after.norm.output)
-                yield from self._scales(f"{layer}.ln{len(known)}", after.norm)
+        for stage in chain.stages:
+            if stage.norm is not None:
+                known = self._norms.setdefault(layer := stage.sublayers[0].layer, set())
+                known.add(stage.norm.output)
+                yield from self._scales(f"{layer}.ln{len(known)}", stage.norm)
         if not (self._fold and chain.unembedding is not None):
             yield from self._scales("ln_final", chain.norm)
         if chain.unembedding is not None:

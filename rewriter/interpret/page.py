@@ -66,7 +66,7 @@ def head_pictures(
         linear = run.linear(logit, minus, position)
         stages, effects, embed = linear.stages, linear.effects, linear.embed
         asked = [logit] if minus is None else [logit, minus]
-        names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
+        names = [f"'{name}'" for name in given.entries(asked, len(linear.entries))] or [*map(str, asked)]
         shown_logit = {"entry": " - ".join(names), "position": position, "value": linear.value}
         del linear  # the gradients are large
     tokens, chosen, patterns, activations = _recorded(index, values, effects, most)

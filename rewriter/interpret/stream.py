@@ -127,7 +127,7 @@ class Stage:
     before: str
     after: str
     sublayers: tuple[Sublayer, ...]
-    norm: Norm | None = None  # between this stage and the one before, as in post-norm models
+    norm: Norm | None = None  # behind it, before the next stage, as in post-norm models
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +278,7 @@ def _stages(
             continue
         norm = norm_before(view, Constants(view), chain[0].before)
         if norm is not None and reads(norm.output, stage.after):
-            chain = [stage, replace(chain[0], norm=norm), *chain[1:]]
+            chain.insert(0, replace(stage, norm=norm))
     linked = {stage.after for stage in chain}
     apart = [named.name for stage in stages if stage.after not in linked for named in stage.sublayers]
     # The sublayers of an encoder write to another stream; in one stack none may be missing.

@@ -6,7 +6,7 @@ Rotations of q and k are linear too, and frozen. Shapes: D = d_model, K = d_head
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from glob import escape
@@ -17,10 +17,10 @@ import numpy as np
 from rewriter.arrays import Array, largest_places
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, Terms, Written, by_head
+from rewriter.interpret.attribute import FrozenRun, Terms, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.run import InputsOrText, tensors_of
-from rewriter.interpret.stream import held_norm, norm_of
+from rewriter.interpret.stream import held_norm
 from rewriter.interpret.sublayers import Attention
 
 
@@ -82,57 +82,36 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         scores = ScoreTerms(run, named.name)
         t = _at(query, scores.pattern.shape[1])
         s = scores.key(number, t, key)
-        written = _written(run, place, by_head(sorted({t, t if named.cross else s})))
+        written = Written(run.stages(place), run.beginning, by_head(sorted({t, t if named.cross else s})))
         return scores.whys(written, [(number, t, s)])(number, t, s)
     if key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
-    reads = Reads(run, named.name, {"": named.query.data})
     values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(named.query, run.index.value_of)
     t, total = _at(query, len(values)), float(values[_at(query, len(values)), number])
     weight, bias = affine.weight([number]), affine.bias()[[number]]
-    terms = reads.parts(_written(run, place, None), "", t, weight, bias, "b_in")
+    written = Written(run.stages(place), run.beginning, None)
+    norm, names = run.frozen(named.name, named.query.data), (f"{named.name}.b_in", f"{named.name}.ln.b")
+    terms = written.read(place, t, norm, weight, bias, names)
     rows = listed(run.index, named.name, terms)
     return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), terms.table, run.words)
 
 
-def _written(run: FrozenRun, place: int, read: Any) -> Written:
-    return Written([*run.stages(place), FrozenStage({}, run.between(place))], run.beginning, read)
-
-
-class Reads:
-    """The input of a sublayer from the stream, source by source."""
-
-    def __init__(self, run: FrozenRun, name: str, data: Mapping[str, str], further: Collection[str] = ()) -> None:
-        """`data` maps a side, such as `Q`, to the input; `further` tensors are read too, of a run that has started."""
-        self._place, self._name = run.places[name], name
-        before = run.chain.stages[self._place].before
-        norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
-        self.run = made = run.extended({norm.output for norm in norms.values() if norm}.union(further))
-        # Without a cycle, which would keep all arrays.
-        self._frozen = cache(lambda side: made.freeze(norms[side], before, name))
-
-    def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Terms:
-        """The terms [terms, K] of `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
-        frozen, own = self._frozen(side), [(f"{self._name}.{each}", 1) for each in (name, "ln.b")]
-        constants = Terms(own, np.stack([bias, weight.T @ frozen.bias]))
-        found = Terms.joined(constants, written.along(self._place, token, frozen.at(token).back(weight.T))).present
-        return found if found.sources else Terms(own[:1], bias[None])
-
-
-class ScoreTerms(Reads):
+class ScoreTerms:
     """The scores of an attention sublayer before the softmax; keys of another sequence are one source."""
 
     def __init__(self, run: FrozenRun, name: str) -> None:
-        self._own = own = run.attention[name]
-        data = {"Q": own.query.operator.data} | ({} if own.cross else {"K": own.key.operator.data})
-        view = run.index.view
-        self._operands: Sequence[str] = view.nodes[view.producer[own.product]].input
-        sides = {"Q": own.query, "K": own.key}
+        """Further tensors are computed from those of a run that has started."""
+        self._name, self._own, view = name, run.attention[name], run.index.view
+        self._sides = sides = {"Q": self._own.query, "K": self._own.key}
+        self._operands: Sequence[str] = view.nodes[view.producer[self._own.product]].input
         self._turning = {side: f"{side.lower()}_normed" if each.norm else side.lower() for side, each in sides.items()}
         parts = ("pattern", "attn_scores", "q", "k", *self._turning.values())
         hooked = tensors_of(run.hooks[f"{name}.hook_{part}"] for part in parts)
-        super().__init__(run, name, data, (own.product, *self._operands, *hooked))
-        made = self.run
+        norms = (run.norm_of(name, sides[side].operator.data) for side in ("Q" if self._own.cross else "QK"))
+        read = {norm.output for norm in norms if norm is not None}
+        self.run = made = run.extended({*read, self._own.product, *self._operands, *hooked})
+        # Without a cycle, which would keep all arrays.
+        self._frozen = cache(lambda side: made.frozen(name, sides[side].operator.data))
         self._hooked = cache(lambda part: made.hooked(f"{name}.hook_{part}"))
         # [heads, K, D] and [heads, K], of which some heads are read in one copy
         self._weights = cache(lambda part: np.ascontiguousarray(run.index[f"{name}.{part}"].swapaxes(1, -1)))
@@ -179,7 +158,8 @@ class ScoreTerms(Reads):
         else:
             weight, bias = (self._weights(f"{part}_{side}")[heads] for part in "Wb")
             weight = weight.reshape(-1, weight.shape[-1]).T
-            terms = self.parts(written, side, token, weight, bias.reshape(-1), f"b_{side}")
+            names, place = (f"{self._name}.b_{side}", f"{self._name}.ln.b"), self.run.places[self._name]
+            terms = written.read(place, token, self._frozen(side), weight, bias.reshape(-1), names)
             terms = Terms(terms.sources, terms.table.reshape(-1, *given.shape))
             terms = self._normed(terms, side, token, heads) if self._turning[side] != side.lower() else terms
         turned = self.rotation_at(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
@@ -202,8 +182,7 @@ class ScoreTerms(Reads):
         after = after if side == "Q" else after.swapaxes(-1, -2)
         after = after.reshape(self.run.batch, -1, *after.shape[-2:])[0, :, token]
         after = np.repeat(after, self._own.heads // len(after), axis=0)
-        factor = self._own.query.factor if side == "Q" else self._own.key.factor
-        return rotation(self._hooked(self._turning[side])[token] * factor, after, self._name)
+        return rotation(self._hooked(self._turning[side])[token] * self._sides[side].factor, after, self._name)
 
 
 def _at(token: int, count: int) -> int:
