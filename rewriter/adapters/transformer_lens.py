@@ -128,9 +128,9 @@ class MlpHeads(nn.Module):  # type: ignore[misc]  # torch is untyped here
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[batch, tokens, d_model] to the same: the sum of the heads' outputs, and b_O."""
         x = self.hook_in(hidden_states)
-        q = self.hook_q(_projected(x, self.W_Q, self.b_Q))
-        k = self.hook_k(_projected(x, self.W_K, self.b_K))
-        v = self.hook_v(_projected(x, self.W_V, self.b_V))
+        weights = ((self.W_Q, self.b_Q), (self.W_K, self.b_K), (self.W_V, self.b_V))
+        q, k, v = (torch.einsum("btd,hdk->bthk", x, weight) + bias for weight, bias in weights)
+        q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         others = torch.einsum("bthk,hmk->bthm", q, self.bias_K).masked_fill(self.lacking, -torch.inf)
         scores = self.hook_attn_scores(torch.cat([(q * k).sum(dim=-1, keepdim=True), others], dim=-1))
         pattern = self.hook_pattern(scores.softmax(dim=-1))
@@ -141,11 +141,6 @@ class MlpHeads(nn.Module):  # type: ignore[misc]  # torch is untyped here
         else:
             out = z[..., 0] @ self.W_O[:, 0]
         return self.hook_out(out + self.b_O)
-
-
-def _projected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    heads, rows, width = weight.shape
-    return (x @ weight.permute(1, 0, 2).reshape(rows, heads * width)).unflatten(-1, (heads, width)) + bias
 
 
 def boot_onnx(model: Source, tokenizer: Any = None) -> Any:

@@ -243,10 +243,7 @@ def attribute(
     if (logit is None) == (why is None):
         raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
     lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
-    if report is not None:
-        from rewriter.report.report import plain_data
-
-        write_report(report, plain_data(facts))
+    write_report(report, facts)
     _echo(lines, report)
 
 
@@ -320,9 +317,9 @@ def graph(model: Path, *, inputs: Inputs, logit: Logit, out: Path | None) -> Non
     found = rewriter.attribution_graph(model, inputs, **logit)
     made = found.to_json()
     if out is not None:
-        from rewriter.report.report import json_text, plain_data
+        from rewriter.report.report import json_text
 
-        write_text(out, json_text(plain_data(made)))
+        write_text(out, json_text(made))
     spelled = found.entries != tuple(str(logit[name]) for name in ("logit", "minus") if logit[name] is not None)
     facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (

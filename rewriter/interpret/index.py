@@ -35,7 +35,7 @@ from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.view import GraphView, LostError, Miss, all_views, key_of, label
 from rewriter.inputs.cases import Maker
 from rewriter.interpret.stream import Embedding, Write, chain_to, embedded, positions_of, without_bias_rows, writes
-from rewriter.interpret.sublayers import PROGRAMS, Attention, HeadColumns, NeuronHeads, Sublayer, find_sublayers
+from rewriter.interpret.sublayers import PROGRAMS, Attention, NeuronHeads, Sublayer, find_sublayers
 from rewriter.interpret.trace import Norm, Tracer, norm_apart, norm_before, noting
 from rewriter.text import quoted
 
@@ -82,12 +82,6 @@ class AffineMap:
         if self.norm is not None and self.norm.bias:
             total = total + self.value_of(self.norm.bias).reshape(-1) @ replace(self, norm=None).weight()
         return total
-
-
-def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
-    """Heads [..., heads, d_head] of an operator's output [..., channels]: constants are added, and `values` scaled."""
-    total = plain[..., heads.columns] + heads.added.astype(plain.dtype)
-    return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +293,7 @@ class _Builder:
             return np.asarray(np.moveaxis(maps[side].weight()[:, sides[side].columns], 0, 1) * dtype.type(factor))
 
         def bias(side: str) -> Array:
-            return with_biases(sides[side], maps[side].bias(), values=side == "V")
+            return sides[side].by_head(maps[side].bias(), 1, scaled=side == "V")
 
         for side, heads in sides.items():
             count, width = heads.columns.shape

@@ -50,10 +50,8 @@ def head_pictures(
         raise UsageError(f"there cannot be {most} neurons")
     opened = None if tokenizer is None else open_tokenizer(tokenizer)  # once
     told = tokens_as_text(opened)
-    if opened is not None and not isinstance(inputs, Text):
-        inputs = Text((), opened, inputs)
-    elif isinstance(inputs, Text) and inputs.tokenizer == tokenizer:
-        inputs = replace(inputs, tokenizer=opened)
+    if opened is not None:
+        inputs = replace(inputs, tokenizer=opened) if isinstance(inputs, Text) else Text((), opened, inputs)
     index = indexed(model)
     if not index.sublayers:
         raise UsageError("no heads were found: there is nothing to show")

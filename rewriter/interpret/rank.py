@@ -455,12 +455,11 @@ def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ran
 
 def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
     """The constant [tokens, width] read at token ids to begin the stream of `tensor`. Raises UsageError for none."""
-    view, found = index.view, set[str]()
+    view = index.view
     ids = {spec.name for spec in index.maker().specs if spec.role in (Role.IDS, Role.INTEGERS)}
-    for part in view.back(tensor, STREAM):
-        node = view.made_by(part)
-        if node is not None and node.op_type == "Gather" and node.input[0] in view.constants:
-            found |= {node.input[0]} if view.before(node.input[1]) in ids else set()
+    makers = filter(None, map(view.made_by, view.back(tensor, STREAM)))
+    gathers = [node for node in makers if node.op_type == "Gather" and view.before(node.input[1]) in ids]
+    found = {node.input[0] for node in gathers if node.input[0] in view.constants}
     if len(found) != 1:
         many = "several tables of embeddings begin the stream"
         raise UsageError(many if found else "no table of embeddings is read at token ids")

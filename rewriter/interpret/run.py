@@ -24,9 +24,9 @@ from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.graph.edit import extract, split, upstream
 from rewriter.inputs import Inputs, as_given
 from rewriter.inputs.cases import Case, InputSpec, Kind, Maker, Role, load_cases
-from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
+from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching
 from rewriter.interpret.stream import Write
-from rewriter.interpret.sublayers import Attention, HeadColumns, NeuronHeads, Sublayer
+from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 from rewriter.proof.run import fed, open_model, open_reference
 from rewriter.text import quoted
 
@@ -158,20 +158,14 @@ def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
         """What `made` makes of an output and the number of sequences."""
         return Hook((output, own.z), lambda tapped: made(tapped[output], len(by_token(tapped[own.z]))))
 
-    def projected(side: HeadColumns, *, values: bool) -> Hook:
-        def make(output: Array, batch: int) -> Array:
-            return with_biases(side, output.reshape(batch, -1, output.shape[-1]), values=values)
-
-        return by_sequence(side.operator.output, make)
-
     def by_head(tensor: str) -> Hook:
         return Hook((tensor,), lambda values: values[tensor].reshape(-1, own.heads, *values[tensor].shape[-2:]))
 
     for side, columns in (("q", own.query), ("k", own.key)):
-        yield f"hook_{side}", projected(columns, values=False)
+        yield f"hook_{side}", by_sequence(columns.operator.output, columns.by_head)
         if columns.norm:
             yield f"hook_{side}_normed", by_sequence(columns.norm.norm.output, columns.norm.by_head)
-    yield "hook_v", projected(own.value, values=True)
+    yield "hook_v", by_sequence(own.value.operator.output, partial(own.value.by_head, scaled=True))
     yield "hook_z", Hook((own.z,), lambda values: by_token(values[own.z]))
     yield "hook_attn_scores", by_head(own.scores)
     yield "hook_pattern", by_head(own.pattern)

@@ -86,6 +86,11 @@ class HeadColumns:
     rotary: bool
     norm: HeadNorm | None = None  # of each token's channels, before that
 
+    def by_head(self, output: Array, batch: int, *, scaled: bool = False) -> Array:
+        """[batch, tokens, heads, d_head] of the operator's output, with constants; values are `scaled`."""
+        rows = output.reshape(batch, -1, output.shape[-1])[..., self.columns] + self.added.astype(output.dtype)
+        return np.asarray(rows * output.dtype.type(self.factor if scaled else 1.0))
+
 
 def heads_in(tracer: Tracer, tensor: str, shape: Callable[[Array], Array]) -> HeadColumns:
     """The heads in a tensor, which `shape` lays out as [..., heads, tokens, d_head]. Raises LostError."""

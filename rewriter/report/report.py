@@ -276,8 +276,8 @@ def reach(certificate: Certificate) -> str:
 
 
 def json_text(data: Mapping[str, Any]) -> str:
-    """JSON text of this package; characters that could drive a terminal are escaped."""
-    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    """JSON text of `plain_data`; characters that could drive a terminal are escaped."""
+    text = json.dumps(plain_data(data), indent=2, ensure_ascii=False, allow_nan=False)
     strange = {ord(char): json.dumps(char)[1:-1] for char in set(text) if not (char.isprintable() or char == "\n")}
     return text.translate(strange) + "\n"
 
