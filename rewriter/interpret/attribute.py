@@ -21,7 +21,7 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, ValueOf, heads
 from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, tensors_of, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of, unchanged
+from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of
 from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 from rewriter.interpret.trace import Norm
 
@@ -481,7 +481,8 @@ class FrozenRun:
         """The normalisation, or none, through which a sublayer or output `where` reads the stream `before`."""
         stream = self.stream(before)
         if norm is None:
-            return unchanged(stream)
+            tokens, width = stream.shape
+            return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
         constants = {part: self.index.value_of(name).reshape(-1) for part, name in norm.constants.items()}
         return held_norm(stream, self.stream(norm.output), constants, where)
 

@@ -70,9 +70,7 @@ def freeze(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any
     for own, numbers in chosen_heads(index, names):
         if isinstance(own, NeuronHeads):
             raise UsageError(f"{own.name} are neurons, whose patterns cannot be frozen; name heads, as '*.attn.*'")
-        where = np.zeros((own.heads, 1, 1), np.bool_)
-        where[numbers] = True
-        places.append((own.pattern, where))
+        places.append((own.pattern, np.isin(np.arange(own.heads), numbers)[:, None, None]))
     return _like(model, _recorded(index, proto, places, inputs))
 
 
@@ -95,9 +93,7 @@ def _opened(model: Source | HeadIndex) -> tuple[HeadIndex, onnx.ModelProto]:
 def _outputs(index: HeadIndex, names: Names) -> Iterator[tuple[str, Array]]:
     """The chosen heads' outputs, [..., channels]. Raises UsageError."""
     for own, numbers in chosen_heads(index, names):
-        where = np.zeros(own.channels.size, np.bool_)
-        where[own.channels[numbers]] = True
-        yield written_by(own), where
+        yield written_by(own), np.isin(np.arange(own.channels.size), own.channels[numbers])
 
 
 def written_by(own: Sublayer) -> str:

@@ -182,8 +182,7 @@ def _pattern(own: Sublayer, pattern: Array, shown: slice, least: float) -> list[
     if isinstance(own, Attention):
         found = found[..., slice(0, MAX_TOKENS) if own.cross else shown]
         found = np.where(found < least, 0.0, found)
-    made: list[Any] = np.nan_to_num(found.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist()
-    return made
+    return list(np.nan_to_num(found.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist())
 
 
 def _explained(

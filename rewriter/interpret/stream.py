@@ -47,18 +47,11 @@ class FrozenNorm:
         return np.asarray(inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner)
 
 
-def unchanged(stream: Array) -> FrozenNorm:
-    """The identity on the stream [T, D]."""
-    tokens, width = stream.shape
-    return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
-
-
 def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], where: str) -> FrozenNorm:
     """The normalisation `stream` [T, D] to `result` [T, D] with `constants` `w` and `b`, if any. Raises UsageError."""
     scale, bias = (constants.get(part, np.full(stream.shape[-1], part == "w", float)) for part in "wb")
     for centred in (False, True):
-        data = stream - stream.mean(axis=-1, keepdims=True) if centred else stream
-        shaped = data * scale
+        shaped = FrozenNorm(np.ones(len(stream)), scale, bias, centred).linear(stream)
         power = (shaped * shaped).sum(axis=-1)
         factors = (shaped * (result - bias)).sum(axis=-1) / np.where(power == 0.0, 1.0, power)
         miss = np.abs(shaped * factors[:, None] + bias - result).max()

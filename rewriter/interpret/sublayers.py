@@ -113,8 +113,6 @@ def heads_in(tracer: Tracer, tensor: str, shape: Callable[[Array], Array]) -> He
     kept = np.all(traced.index >= 0, axis=(0, 2))  # tokens of a key-value cache come from no operator
     traced = traced.moved(lambda array: array[:, kept])
     index = traced.index
-    if not index.size:
-        raise LostError("no token has all of its entries", where)
     # Consecutive blocks that read the same rows are the heads of one sequence.
     rows, columns = index[:, :, 0] // width, index[:, 0] % width
     count = int(np.argmin([*(rows == rows[0]).all(axis=1), False]))

@@ -87,7 +87,8 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     if key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
     values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(named.query, run.index.value_of)
-    t, total = _at(query, len(values)), float(values[_at(query, len(values)), number])
+    t = _at(query, len(values))
+    total = float(values[t, number])
     weight, bias = affine.weight([number]), affine.bias()[[number]]
     written = Written(run.stages(place), run.beginning, None)
     norm, names = run.frozen(named.name, named.query.data), (f"{named.name}.b_in", f"{named.name}.ln.b")

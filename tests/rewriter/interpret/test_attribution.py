@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rewriter import attribute, rewrite
 from rewriter.interpret.attribute import Attribution, FrozenRun, NeuronStep, held, total
 from rewriter.interpret.index import AffineMap
-from rewriter.interpret.stream import unchanged
+from rewriter.interpret.stream import FrozenNorm
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import FOLDER, feeds
 from tests.decoder import Decoder
@@ -159,7 +159,7 @@ def test_a_product_is_shared_by_what_gate_and_value_read() -> None:
     assert isinstance(own, NeuronHeads)
     rng = np.random.default_rng(0)
     g, u, width = rng.normal(size=(3, own.neurons)), rng.normal(size=(3, own.neurons)), own.output.out_features
-    activations, norm = own.function(g) * u, unchanged(rng.normal(size=(3, width)))
+    activations, norm = own.function(g) * u, FrozenNorm(np.ones(3), np.ones(width), np.zeros(width), centred=False)
     output = AffineMap(own.output, found.index.value_of)
     step = NeuronStep(norm, activations[..., None], output.bias(), output.weight, own, found.index.value_of, g, u)
     for (rate, _), read in zip(step.reads, (g, u), strict=True):
