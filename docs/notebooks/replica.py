@@ -24,7 +24,7 @@ from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.interpret.attribute import FrozenRun
 from rewriter.interpret.index import AffineMap
-from rewriter.interpret.stream import FrozenNorm, held_norm, norm_of, writes
+from rewriter.interpret.stream import FrozenNorm, held_norm, writes
 from rewriter.interpret.sublayers import Attention, HeadColumns, NeuronHeads
 from rewriter.interpret.trace import Norm
 from rewriter.interpret.why import ScoreTerms
@@ -224,7 +224,7 @@ class Replica:
     def _sublayer(self, own: Attention | NeuronHeads, before: str) -> Sublayer:
         run, name = self._run, own.name
         data = own.value.operator.data if isinstance(own, Attention) else own.query.data
-        norm = self._norm(norm_of(run.index.view, name, data, before), before, name)
+        norm = self._norm(run.norm_of(name, data), before, name)
         write = self._writes[name].norm
         after = None if write is None else self._norm(write, write.data, name)
         if isinstance(own, Attention):

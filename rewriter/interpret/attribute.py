@@ -21,9 +21,9 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, ValueOf, heads
 from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, tensors_of, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm, norm_of
+from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm
 from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
-from rewriter.interpret.trace import Norm
+from rewriter.interpret.trace import Norm, norm_before
 
 _SMALL_Y, _SLOPE_STEP = 1e-8, 1e-4  # below the first, f(y) - f(0) does not show the gate
 
@@ -361,8 +361,14 @@ class FrozenRun:
         return {part: f"{own.name}.hook_{part}" for part in parts}
 
     def norm_of(self, name: str, data: str) -> Norm | None:
-        """The normalisation through which a sublayer reads the stream as `data`, if any. Raises UsageError."""
-        return norm_of(self.index.view, name, data, self.chain.stages[self.places[name]].before)
+        """The normalisation from the stream to what a sublayer reads; None if they are equal. Raises UsageError."""
+        view = self.index.view
+        if view.before(data) == view.before(self.chain.stages[self.places[name]].before):
+            return None
+        norm = norm_before(view, Constants(view), data)
+        if norm is None:
+            raise UsageError(f"{name} does not read a normalised residual stream; it cannot be attributed")
+        return norm
 
     def frozen(self, name: str, data: str) -> FrozenNorm:
         """Likewise, or the identity."""

@@ -314,7 +314,7 @@ class _Edges:
 
     def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
         """The largest attention score of a head, as a function of all ids; adds the nodes of constants."""
-        query, key = node.token, scores.key(node.index, node.token)
+        query, key = scores.tokens(node.index, node.token)
         sides = list[tuple[Array, Array]]()
         for side, token in (("Q", query), ("K", key)):
             terms, cross = scores.side(self._written, side, token, [node.index]), f"{node.name}.other_sequence"

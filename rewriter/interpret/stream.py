@@ -282,16 +282,6 @@ def _stages(
     return tuple(chain)
 
 
-def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None:
-    """The normalisation from the stream to `data`; None if they are equal. Raises UsageError for other inputs."""
-    if view.before(data) == view.before(stream):
-        return None
-    norm = norm_before(view, Constants(view), data)
-    if norm is None:
-        raise UsageError(f"{reader} does not read a normalised residual stream; it cannot be attributed")
-    return norm
-
-
 # -- form `whole` ------------------------------------------------------------------------------------------------------
 
 _WEIGHED = "/p_q_W_QK"  # ends the names that `passes.whole` gives to positions by W_QK

@@ -80,8 +80,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     run.start(place + 1)
     if isinstance(named, Attention):
         scores = ScoreTerms(run, named.name)
-        t = _at(query, scores.pattern.shape[1])
-        s = scores.key(number, t, key)
+        t, s = scores.tokens(number, query, key)
         written = Written(run.stages(place), run.beginning, by_head(sorted({t, t if named.cross else s})))
         return scores.whys(written, [(number, t, s)])(number, t, s)
     if key is not None:
@@ -117,15 +116,12 @@ class ScoreTerms:
         # [heads, K, D] and [heads, K], of which some heads are read in one copy
         self._weights = cache(lambda part: np.ascontiguousarray(run.index[f"{name}.{part}"].swapaxes(1, -1)))
 
-    @property
-    def pattern(self) -> Array:
-        """[heads, T, sources]."""
-        return self._hooked("pattern")
-
-    def key(self, head: int, query: int, key: int | None = None) -> int:
-        """A token that may be attended to, by default the one with the largest weight. Raises UsageError."""
-        key = int(self.pattern[head, query].argmax()) if key is None else key
-        return _at(key, self.pattern.shape[2 if self._own.cross else 1])  # a cache may have places without tokens
+    def tokens(self, head: int, query: int, key: int | None = None) -> tuple[int, int]:
+        """The query and a token that it may attend to, by default that with the largest weight. Raises UsageError."""
+        pattern = self._hooked("pattern")  # [heads, T, sources]
+        query = _at(query, pattern.shape[1])
+        key = int(pattern[head, query].argmax()) if key is None else key
+        return query, _at(key, pattern.shape[2 if self._own.cross else 1])  # a cache may have places without tokens
 
     def at(self, head: int, query: int, key: int) -> tuple[float, float]:
         """The model's score, and the `scale (q k)` in it."""
