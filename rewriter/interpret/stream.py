@@ -18,7 +18,7 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
 from rewriter.interpret.sublayers import Sublayer
-from rewriter.interpret.trace import NORMS, Norm, norm_before
+from rewriter.interpret.trace import NORMS, Norm, norm_before, without_constant
 
 _MAX_FROZEN_ERROR = 1e-4  # of a frozen normalisation, relative; float32 leaves about 1e-6
 
@@ -147,10 +147,7 @@ def chain_to(view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str,
     logits = node.input[0] if node is not None and capped else output
     tensor, token, factor = view.before(logits), None, 1.0
     unembedding: Projection | None = None
-    node = view.made_by(tensor)
-    held = [] if node is None or node.op_type != "Add" else [name for name in node.input if name in constants]
-    if node is not None and len(held) == 1:
-        tensor = view.before(next(name for name in node.input if name not in held))
+    tensor = view.before(without_constant(view, tensor, "Add")[0])
     operator = made_linearly(view, constants, tensor)
     if operator is not None and operator.axis == -1:
         try:
@@ -173,12 +170,9 @@ def chain_to(view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str,
 
 def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:
     """(tensor, number) of a product with a number; else the tensor itself and 1."""
-    node = view.made_by(tensor)
-    numbers = [constants.scalar(name) for name in node.input] if node is not None and node.op_type == "Mul" else []
-    for place, number in enumerate(numbers):
-        if node is not None and number is not None:
-            return node.input[1 - place], number
-    return tensor, 1.0
+    data, constant = without_constant(view, tensor, "Mul")
+    number = constants.scalar(constant)
+    return (tensor, 1.0) if number is None else (data, number)
 
 
 class Embedding(NamedTuple):

@@ -350,13 +350,9 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
         data, scale, bias = [*node.input, ""][:3]
         return Norm(tensor, scale, bias, data)
     # In primitive operators: an Add and a Mul of constants after a division by a mean.
-    data, held = tensor, {"Add": "", "Mul": ""}
-    for kind in held:
-        node = view.made_by(data)
-        own = [each for each in node.input if each in constants] if node is not None and node.op_type == kind else []
-        if node is not None and len(own) == 1:
-            held[kind], data = own[0], next(each for each in node.input if each not in constants)
-    shape = constants.shape(held["Mul"]) or ()
+    data, bias = without_constant(view, tensor, "Add")
+    data, scale = without_constant(view, data, "Mul")
+    shape = constants.shape(scale) or ()
     if len([size for size in shape if size != 1]) != 1 or not _contains_mean(view, data):
         return None
     # The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), where x is not the result of a mean.
@@ -365,7 +361,16 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     makers = [view.made_by(name) for name in names]
     centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
     normalised = next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")
-    return Norm(tensor, held["Mul"], held["Add"], normalised)
+    return Norm(tensor, scale, bias, normalised)
+
+
+def without_constant(view: GraphView, tensor: str, kind: str) -> tuple[str, str]:
+    """(data, constant) of an operator `kind` on both; else the tensor itself, and no name."""
+    node = view.made_by(tensor)
+    names = list(node.input) if node is not None and node.op_type == kind else []
+    data = [name for name in names if name not in view.constants]
+    held = [name for name in names if name in view.constants]
+    return (data[0], held[0]) if len(data) == len(held) == 1 else (tensor, "")
 
 
 def norm_apart(view: GraphView, constants: Constants, data: str) -> Norm | None:
