@@ -16,6 +16,7 @@ from rewriter.errors import RewriteError as RewriteError
 from rewriter.errors import UsageError as UsageError
 from rewriter.errors import ValidationError as ValidationError
 from rewriter.interpret.attribute import attribute as attribute
+from rewriter.interpret.attribute import why as why
 from rewriter.interpret.graph import attribution_graph as attribution_graph
 from rewriter.interpret.index import heads as heads
 from rewriter.interpret.interventions import ablate as ablate
@@ -27,7 +28,6 @@ from rewriter.interpret.rank import compositions as compositions
 from rewriter.interpret.rank import head_tokens as head_tokens
 from rewriter.interpret.run import Text as Text
 from rewriter.interpret.run import run_with_cache as run_with_cache
-from rewriter.interpret.why import why as why
 from rewriter.report.report import Certification as Certification
 from rewriter.report.report import Comparison as Comparison
 from rewriter.report.report import FolderReport as FolderReport

@@ -22,12 +22,11 @@ from torch.nn import functional
 
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.interpret.attribute import FrozenRun
+from rewriter.interpret.attribute import FrozenRun, ScoreTerms
 from rewriter.interpret.index import AffineMap
 from rewriter.interpret.stream import FrozenNorm, held_norm, writes
 from rewriter.interpret.sublayers import Attention, HeadColumns, NeuronHeads
 from rewriter.interpret.trace import Norm
-from rewriter.interpret.why import ScoreTerms
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {

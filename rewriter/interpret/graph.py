@@ -16,11 +16,10 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
+from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, ScoreTerms, Why, Written
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.run import InputsOrText
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.interpret.why import ScoreTerms, Why
 
 _MAX_NODES = 10_000  # all their edges fit into a gigabyte
 _KEPT_NODES, _KEPT_EDGES = 0.8, 0.98  # shares of influence that pruning keeps, as in circuit-tracer

@@ -16,12 +16,11 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, tokens_as_text
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, ScoreTerms, Written, by_head
 from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import Hook, InputsOrText, Text, Values, cases_of, hooks_of, tensors_of, values_of
 from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
-from rewriter.interpret.why import ScoreTerms
 
 MAX_TOKENS = 256  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES, _MAX_ACTIVATIONS = 5 * 2**19, 5 * 2**11  # of all original heads; of all neurons

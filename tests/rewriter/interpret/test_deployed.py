@@ -17,8 +17,8 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from rewriter import attribute, attribution_graph, heads, run_with_cache
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
+from rewriter.interpret.attribute import why
 from rewriter.interpret.sublayers import Attention
-from rewriter.interpret.why import why
 from tests.committed import FOLDER
 from tests.rewriter.interpret.test_attribution import given
 

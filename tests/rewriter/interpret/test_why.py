@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter import UsageError, rewrite, why
-from rewriter.interpret.why import Why, rotation
+from rewriter.interpret.attribute import Why, rotation
 from tests.committed import FOLDER
 from tests.decoder import HEADS
 from tests.headmath import rotated, tapped
