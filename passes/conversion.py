@@ -173,7 +173,6 @@ class Builder(Fragment):
         self.exposed: list[onnx.ValueInfoProto] = []
         self.opset = opset
         self._wanted = wanted
-        self._known: dict[tuple[str, np.dtype[Any]], Constant] = {}
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> "Builder":
@@ -201,18 +200,12 @@ class Builder(Fragment):
             self.exposed.append(onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes))
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
-        """A constant in the type of the arithmetic, created once per name."""
-        return self._once(name, np.asarray(values, dtype=self.dtype))
+        """A constant in the type of the arithmetic."""
+        return self.constant(name, np.asarray(values, dtype=self.dtype))
 
     def integers(self, *values: int) -> Constant:
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
-        return self._once(name, np.asarray(values, dtype=np.int64))
-
-    def _once(self, name: str, values: np.ndarray) -> Constant:
-        key = self.qualified(name), values.dtype
-        if key not in self._known:
-            self._known[key] = self.constant(name, values)
-        return self._known[key]
+        return self.constant(name, np.asarray(values, dtype=np.int64))
 
     def renamed(self, tensor: Variable, name: str) -> Variable:
         tensor.name = self.qualified(name)
@@ -275,8 +268,9 @@ class Builder(Fragment):
         """The last axis of a tensor of four axes in two parts."""
         given: dict[str, Any] = {"split": list(sizes)} if self.opset < _AXES_ARE_INPUTS else {}
         inputs = [tensor] if given else [tensor, self.integers(*sizes)]
-        first = self.node("Split", inputs, names[0], further=names[1:], axis=3, **given)
-        return first, self.tensor(self.qualified(names[1]))
+        first, second = self.node("Split", inputs, names[0], axis=3, **given), self.tensor(self.qualified(names[1]))
+        first.inputs[0].outputs.append(second)
+        return first, second
 
     def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
         """Some of the sizes of a tensor, as a 1-D tensor."""

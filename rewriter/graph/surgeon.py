@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 Tensor = gs.Tensor  # a tensor of a fragment: one of the model, a new one, or a constant
-
+Tensors = Sequence[gs.Tensor]
 Constant = gs.Constant
 Variable = gs.Variable
 
@@ -27,32 +27,23 @@ class Fragment:
         self.prefix = prefix
         self._tensors: dict[str, gs.Variable] = {}
         self._nodes: list[gs.Node] = []
-        self._constants: list[gs.Constant] = []
+        self._constants: dict[str, gs.Constant] = {}
 
     def tensor(self, name: str) -> gs.Variable:
         """A tensor of the model, or the output of a later node of this fragment, by its full name."""
         return self._tensors.setdefault(name, gs.Variable(name))
 
     def constant(self, name: str, values: NDArray[np.generic]) -> gs.Constant:
-        constant = gs.Constant(self.qualified(name), np.asarray(values, order="C"))
-        self._constants.append(constant)
-        return constant
+        """A constant, created once per name."""
+        name = self.qualified(name)
+        return self._constants.setdefault(name, gs.Constant(name, np.asarray(values, order="C")))
 
     def node(
-        self,
-        operator: str,
-        inputs: Sequence[gs.Tensor],
-        name: str,
-        *,
-        output: str | None = None,
-        domain: str | None = None,
-        further: Sequence[str] = (),
-        **attributes: object,
+        self, operator: str, inputs: Tensors, name: str, *, output: str = "", domain: str | None = None, **given: object
     ) -> gs.Variable:
-        """Append a node; its output is called `output` in full, or `<prefix>/<name>`, as those in `further`."""
+        """Append a node with attributes; its output is called `output` in full, or `<prefix>/<name>`."""
         result = self.tensor(output or self.qualified(name))
-        made = [result, *(self.tensor(self.qualified(each)) for each in further)]
-        self._nodes.append(gs.Node(operator, self.qualified(name), dict(attributes), list(inputs), made, domain=domain))
+        self._nodes.append(gs.Node(operator, self.qualified(name), given, list(inputs), [result], domain=domain))
         return result
 
     def qualified(self, name: str) -> str:
@@ -65,7 +56,7 @@ class Fragment:
         return protos
 
     def initializers(self) -> list[onnx.TensorProto]:
-        return [OnnxExporter.export_tensor_proto(constant) for constant in self._constants]
+        return [OnnxExporter.export_tensor_proto(constant) for constant in self._constants.values()]
 
     def function(
         self, domain: str, name: str, inputs: Sequence[str], output: str, *, opset: int, doc: str

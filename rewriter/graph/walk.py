@@ -1,7 +1,7 @@
 """The one walk over all graphs, nodes and tensors of a model.
 
 It covers subgraphs, local functions, defaults of function attributes, sparse tensors and training graphs. Loading,
-checking, changing and saving share it, so that no tensor is checked by one and forgotten by another. Nothing recurses.
+checking, changing and saving share it, so that no tensor is checked by one and forgotten by another.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -142,25 +142,17 @@ def iter_sparse(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
     return (sparse for thing in iter_all(model) for sparse in _sparse(thing))
 
 
-def _descend(roots: Iterable[Thing]) -> Iterator[Thing]:
-    # An explicit stack: a hostile model may nest deeper than Python's recursion limit.
-    stack: list[tuple[Iterator[Thing], int]] = [(iter(roots), 0)]
-    while stack:
-        iterator, depth = stack[-1]
-        for thing in iterator:
-            yield thing
-            if isinstance(thing, onnx.AttributeProto):
-                inside: Iterable[Thing] = [graph for _, graph in _graphs(thing)]
-                if inside and depth >= MAX_DEPTH:
-                    what = f"subgraphs nest deeper than {MAX_DEPTH} levels"
-                    raise ModelError(f"{what}; this model is damaged or hostile: export it again")
-            else:
-                inside = thing.attribute if isinstance(thing, onnx.NodeProto) else thing.node
-            if inside:
-                stack.append((iter(inside), depth + isinstance(thing, onnx.AttributeProto)))
-                break
+def _descend(roots: Iterable[Thing], depth: int = 0) -> Iterator[Thing]:
+    for thing in roots:
+        yield thing
+        if isinstance(thing, onnx.AttributeProto):
+            inside = [graph for _, graph in _graphs(thing)]
+            if inside and depth >= MAX_DEPTH:  # long before Python's recursion limit
+                what = f"subgraphs nest deeper than {MAX_DEPTH} levels"
+                raise ModelError(f"{what}; this model is damaged or hostile: export it again")
+            yield from _descend(inside, depth + 1)
         else:
-            stack.pop()
+            yield from _descend(thing.attribute if isinstance(thing, onnx.NodeProto) else thing.node, depth)
 
 
 def _graphs(attribute: onnx.AttributeProto) -> list[tuple[str, onnx.GraphProto]]:
