@@ -10,7 +10,7 @@ import onnx
 from passes.forms import FORMS, convert
 from passes.match.blocks import QUANTISING, Block, Dataflow
 from passes.match.linear import LINEAR_OPERATORS
-from passes.options import DEFAULT_MAX_TOKENS, FormOptions
+from passes.options import COMPACT, DEFAULT_MAX_TOKENS, LOCAL, FormOptions
 from passes.plan import Plan, own_attention
 from rewriter.evaluate.table import MICROSOFT, NCHWC
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, operator_of
@@ -27,9 +27,7 @@ _NAMES = {
         CumSum RotaryEmbedding GemmaRotaryEmbedding Sin Cos AveragePool GlobalAveragePool QLinearAveragePool
         QLinearGlobalAveragePool Resize Upsample
         """,
-    _PRODUCTS: """
-        Mul Div QLinearMul
-        """,
+    _PRODUCTS: "Mul Div QLinearMul",
     "normalisation": """
         Pow Sqrt Reciprocal ReduceMean ReduceSum ReduceSumSquare ReduceL2 LayerNormalization GroupNorm SkipGroupNorm
         SimplifiedLayerNormalization RMSNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization
@@ -129,7 +127,8 @@ def _costs(
         if isinstance(found, Miss):
             refused.append((form.name, found.reason))
             continue
-        heads, queries, keys = FORMS[found.form].cost(found, width, tokens)
+        heads, m = FORMS[found.form].heads(found, width), found.program.bias_tokens
+        queries, keys = (tokens, m + 1) if found.form in (LOCAL, COMPACT) else (tokens + m, tokens + m)
         size = max(heads) * queries * keys * np.dtype(found.dtype).itemsize
         taken.append(FormCost(form.name, heads, keys, size))
     return tuple(taken), tuple(refused)

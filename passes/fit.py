@@ -65,6 +65,7 @@ def fitted(
     return made
 
 
+@np.errstate(all="ignore")
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program:
     """The smallest program found for `f` on |y| <= reach within the tolerance, else the closest.
 
@@ -74,16 +75,16 @@ def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed
     if not 0.0 < reach < math.inf:
         raise LostError(f"its domain |y| <= {reach:g} is not an interval; give --option domain=R", name)
     y = np.linspace(-reach, reach, 20_001)
-    values = _values(f, y)
+    values = f(y)
     wrong = np.flatnonzero(~np.isfinite(values))
     if wrong.size:
         raise LostError(f"it is not finite at y = {y[wrong[0]]:.6g}; give --option domain=R without such points", name)
     # Kinks of the slope first: once their ramps are subtracted, second derivatives are finite and can be searched.
-    corners = find_kinks(lambda points: _values(f, points), reach)
+    corners = find_kinks(f, reach)
 
     def smooth(points: Array) -> Array:
         ramps = [jump * np.maximum(points - place, 0.0) for place, jump in corners]
-        return np.asarray(_values(f, points) - sum(ramps, np.zeros_like(points)))
+        return np.asarray(f(points) - sum(ramps, np.zeros_like(points)))
 
     cuts = find_kinks(smooth, reach, derivative=2)
     size = max(1.0, float(np.max(np.abs(values))))
@@ -98,19 +99,14 @@ def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed
     return _with_measured_error(f, Program(name, (first, *others), linear=program.linear), reach, size)
 
 
-def _values(f: Function, y: Array) -> Array:
-    with np.errstate(all="ignore"):
-        return np.asarray(f(y), dtype=np.float64)
-
-
 def _with_measured_error(f: Function, program: Program, reach: float, size: float) -> Program:
     """The program with its measured error and rounding. Raises LostError where it is useless."""
     y = np.linspace(-reach, reach, 200_001)
-    signed = program.evaluate(y) - _values(f, y)
+    signed = program.evaluate(y) - f(y)
     # Between two points the error can exceed both by an eighth of its second difference, and around a kink by more.
     error = float(np.max(np.abs(signed)) + np.max(np.abs(np.diff(signed, 2))) / 8.0)
     near = grid(reach, program)
-    found = float(np.max(np.abs(program.evaluate(near) - _values(f, near))))
+    found = float(np.max(np.abs(program.evaluate(near) - f(near))))
     error = error if found <= error else MARGIN * found
     rounding = max(_rounding(program, _single_points(reach, 100_001)), Program.rounding)
     if not error <= MAX_FIT_ERROR * size or not np.isfinite(rounding):
@@ -130,16 +126,15 @@ def _rounding(program: Program, y: Array) -> float:
     """The largest rounding over max(1, |program|) in float32, as form `local` computes it."""
     x = y.astype(single := np.float32)
     total = single(program.linear) * x + single(program.constant)
-    with np.errstate(over="ignore", under="ignore"):
-        for head in program.heads:
-            slopes, offsets = (column[:, None] for column in np.array(head.shifted(0.0, -head.gamma).logits).T)
-            steep = bool(np.max(np.abs(offsets)) > FACTORED)
-            logits = slopes.astype(single) * x + (offsets if steep else 0.0 * offsets).astype(single)
-            shares = np.exp(logits - np.max(logits, axis=0))
-            factors = np.ones_like(offsets) if steep else np.exp(offsets)
-            values = np.array([[0.0], *([token.value] for token in head.bias_tokens)]) * factors
-            parts = np.sum(shares * values.astype(single), axis=0) + shares[0] * (single(head.c) * x + single(head.d))
-            total = total + parts / np.sum(shares * factors.astype(single), axis=0)
+    for head in program.heads:
+        slopes, offsets = (column[:, None] for column in np.array(head.shifted(0.0, -head.gamma).logits).T)
+        steep = bool(np.max(np.abs(offsets)) > FACTORED)
+        logits = slopes.astype(single) * x + (offsets if steep else 0.0 * offsets).astype(single)
+        shares = np.exp(logits - np.max(logits, axis=0))
+        factors = np.ones_like(offsets) if steep else np.exp(offsets)
+        values = np.array([[0.0], *([token.value] for token in head.bias_tokens)]) * factors
+        parts = np.sum(shares * values.astype(single), axis=0) + shares[0] * (single(head.c) * x + single(head.d))
+        total = total + parts / np.sum(shares * factors.astype(single), axis=0)
     exact = program.evaluate(y)
     return float(np.max(np.abs(total - exact) / np.maximum(1.0, np.abs(exact))))
 

@@ -35,6 +35,7 @@ from rewriter.graph.fused import in_parts, saturating, with_parts, with_plain_ex
 from rewriter.graph.view import ONNX_DOMAINS, SAME_NUMBERS, GraphView, LostError, Miss, Place, all_views, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external, reached
 from rewriter.options import values_of
+from rewriter.text import counted, first_of
 
 _NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
 
@@ -204,8 +205,8 @@ def _kept_operators(conversions: list[Conversion]) -> list[str]:
         if conversion.by_reference:
             reasons.setdefault((conversion.form, conversion.by_reference), []).append(conversion.block.name)
     return [
-        f"form {form} keeps the linear operators of {len(names)} block{'s' * (len(names) > 1)} as "
-        f"projections by reference, since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        f"form {form} keeps the linear operators of {counted(len(names), 'block')} as projections by reference, "
+        f"since {reason}: {first_of(names)}"
         for (form, reason), names in reasons.items()
     ]
 
@@ -293,6 +294,7 @@ _MAX_POSITION_ENTRIES = 2**26  # of a table of positions
 _LARGEST_POINT = 1e3  # at which a program is compared with its activation
 _COMPARED = ("op_type", "domain", "input", "output", "attribute")  # of nodes
 _ROUNDING = 1e-7  # of that comparison in float64, where gates are differences of large terms
+_OF_THE_ORIGINAL = ("where", "nodes", "first", "second", "by_reference")  # fields about nodes that the file lacks
 
 
 class PlanError(ValueError):
@@ -311,7 +313,7 @@ def with_record(model: onnx.ModelProto, conversions: Iterable[Conversion], optio
     """Put the plan into `model`, in place."""
     usual = values_of(Options())
     unusual = {name: value for name, value in values_of(options).items() if value != usual[name]}
-    record = Record(unusual, tuple(map(_without_places, conversions)))
+    record = Record(unusual, tuple(conversions))
     for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
         model.metadata_props.remove(entry)
     text = json.dumps({"version": VERSION} | _as_json(record), separators=(",", ":"), ensure_ascii=False)
@@ -319,18 +321,11 @@ def with_record(model: onnx.ModelProto, conversions: Iterable[Conversion], optio
     return model
 
 
-def _without_places(conversion: Conversion) -> Conversion:
-    """Without the nodes of the original, which the file does not have."""
-    region = replace(conversion.block.region, nodes=())
-    block = replace(conversion.block, where="", region=region, first=(), second=())
-    return replace(conversion, block=block, by_reference="")
-
-
 def _as_json(value: Any) -> Any:
     if isinstance(value, Activation):
         return value.name
     if is_dataclass(value):
-        given = ((field, getattr(value, field.name)) for field in fields(value))
+        given = ((each, getattr(value, each.name)) for each in fields(value) if each.name not in _OF_THE_ORIGINAL)
         return {field.name: _as_json(each) for field, each in given if each != field.default}
     if isinstance(value, tuple):
         return [_as_json(each) for each in value]
@@ -498,20 +493,20 @@ def _check_weights(view: GraphView, conversion: Conversion) -> None:
             raise PlanError(f"a bias beside '{each.weight}' is not constant")
 
 
+@np.errstate(all="ignore")
 def _check_activation(conversion: Conversion) -> None:
     named, program, block = conversion.block.identified, conversion.program, conversion.block
     if not in_table(named):
         return
     if len(named.activation.parameters) != len(named.parameters):
         raise PlanError(f"the table has no activation '{named.activation.name}' with so many parameters")
-    with np.errstate(all="ignore"):
-        try:
-            y = grid(min(program.domain, _LARGEST_POINT), program)
-            f = named.activation.function(y, named.parameters)
-            made = program.evaluate(y, y if block.value == block.gate else np.ones_like(y))
-            error = float(np.max(np.abs(made - f) / np.maximum(1.0, np.abs(f))))
-        except (ArithmeticError, *UNFIT) as reason:
-            raise PlanError(f"{program.name} cannot be evaluated") from reason
+    try:
+        y = grid(min(program.domain, _LARGEST_POINT), program)
+        f = named.activation.function(y, named.parameters)
+        made = program.evaluate(y, y if block.value == block.gate else np.ones_like(y))
+        error = float(np.max(np.abs(made - f) / np.maximum(1.0, np.abs(f))))
+    except (ArithmeticError, *UNFIT) as reason:
+        raise PlanError(f"{program.name} cannot be evaluated") from reason
     if not error <= conversion.max_error + _ROUNDING:
         raise PlanError(f"{program.name} is off by {error:.2g} from {named.activation.name}, more than the plan says")
 

@@ -13,8 +13,6 @@ from passes.programs.program import groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView, LostError, Miss
 
-Counts = tuple[tuple[int, ...], int, int]  # heads of each sublayer, queries of each head, keys for each query
-
 
 @dataclass(frozen=True)
 class Form:
@@ -22,31 +20,25 @@ class Form:
 
     name: str
     help: str
-    cost: Callable[[Conversion, int, int], Counts]  # of a prepared conversion, the columns it reads, and tokens
+    heads: Callable[[Conversion, int], tuple[int, ...]]  # of each sublayer, which reads so many columns
     prepare: Callable[[GraphView, Conversion], Conversion]
     emit: Callable[[GraphView, Conversion], Replacement]
 
 
-def _local(conversion: Conversion, _: int, tokens: int) -> Counts:
-    return (conversion.heads or 0,), tokens, conversion.program.bias_tokens + 1
+def _plain(conversion: Conversion, _: int) -> tuple[int, ...]:
+    return (conversion.heads or 0,)
 
 
-def _compact(conversion: Conversion, width: int, tokens: int) -> Counts:
-    return _square(conversion, width, 0)[0], tokens, conversion.program.bias_tokens + 1
+def _grouped(conversion: Conversion, _: int) -> tuple[int, ...]:
+    return ((conversion.block.neurons or 0) * len(groups_of(conversion.program)),)
 
 
-def _square(conversion: Conversion, _: int, tokens: int) -> Counts:
-    rows = tokens + conversion.program.bias_tokens
-    return ((conversion.block.neurons or 0) * len(groups_of(conversion.program)),), rows, rows
-
-
-def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:
+def _staged(conversion: Conversion, width: int) -> tuple[int, ...]:
     program, in_place = softmax.activation(conversion)
-    heads, rows, _ = _square(replace(conversion, program=program), width, tokens)
-    block, d_head = conversion.block, conversion.options.d_head
-    made = (block.neurons or 0) * (1 if block.gate == block.value else 2)
-    hidden = made if in_place else made + (block.neurons or 0)
-    return (ceil(made / d_head), *heads, ceil((width + hidden) / d_head)), rows, rows
+    neurons, d_head = conversion.block.neurons or 0, conversion.options.d_head
+    made = neurons * (1 if conversion.block.gate == conversion.block.value else 2)
+    hidden = made if in_place else made + neurons
+    return ceil(made / d_head), neurons * len(groups_of(program)), ceil((width + hidden) / d_head)
 
 
 def _prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
@@ -70,12 +62,12 @@ def _prepare_whole(view: GraphView, conversion: Conversion) -> Conversion:
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
-        Form(LOCAL, "each query against its own key and bias keys", _local, lambda _, each: each, emit_local),
-        Form(COMPACT, "the pattern over {self, bias tokens}", _compact, softmax.prepare_compact, softmax.emit_compact),
-        Form("masked", "one attention sublayer under a mask", _square, softmax.prepare_rows, softmax.emit_rows),
-        Form("maskless", "positions and -omega in W_QK, no mask", _square, softmax.prepare_rows, softmax.emit_rows),
+        Form(LOCAL, "each query against its own key and bias keys", _plain, lambda _, each: each, emit_local),
+        Form(COMPACT, "the pattern over {self, bias tokens}", _grouped, softmax.prepare_compact, softmax.emit_compact),
+        Form("masked", "one attention sublayer under a mask", _grouped, softmax.prepare_rows, softmax.emit_rows),
+        Form("maskless", "positions and -omega in W_QK, no mask", _grouped, softmax.prepare_rows, softmax.emit_rows),
         Form(STAGED, "three sublayers: linear, activation, linear", _staged, _prepare_staged, softmax.emit_staged),
-        Form(WHOLE, "one stream for the network, all masks in W_QK", _square, _prepare_whole, softmax.emit_whole),
+        Form(WHOLE, "one stream for the network, all masks in W_QK", _grouped, _prepare_whole, softmax.emit_whole),
     )
 }
 
