@@ -397,12 +397,10 @@ FAR = 1e4  # where sigmoid-shaped functions have reached their limits
 
 
 def _at(f: Function, point: float) -> float:
-    """The value of `f` at one point."""
     return float(f(np.array([point]))[0])
 
 
 def _logit(p: float) -> float:
-    """The inverse of sigmoid."""
     return math.log(p / (1.0 - p))
 
 
@@ -443,20 +441,18 @@ _PROBES = np.concatenate([-np.logspace(2, -4, 400), [0.0], np.logspace(-4, 2, 40
 def _solve_clip(f: Function) -> Parameters | None:
     """(slope, offset, left, right) of slope y + offset, clipped to the values left and right (may be infinite)."""
     ends = [_at(f, side * FAR) if _at(f, side * FAR) == _at(f, 2 * side * FAR) else math.inf for side in (-1.0, 1.0)]
-    if not all(np.isnan(end) == 0 for end in ends) or ends == [math.inf, math.inf]:
-        return None
     values = f(_PROBES)
     inner = np.flatnonzero((values != ends[0]) & (values != ends[1]) & np.isfinite(values))
-    if inner.size < 2:
+    if ends == [math.inf, math.inf] or inner.size < 2:
         return None
-    first, last = int(inner[0]), int(inner[-1])
+    first, *_, last = inner
     slope = float((values[last] - values[first]) / (_PROBES[last] - _PROBES[first]))
     if slope == 0.0 or not math.isfinite(slope):
         return None
-    nearest = int(inner[np.argmin(np.abs(_PROBES[inner]))])
+    nearest = inner[np.argmin(np.abs(_PROBES[inner]))]
     offset = float(values[nearest] - slope * _PROBES[nearest])
-    left = -math.copysign(math.inf, slope) if math.isinf(ends[0]) else ends[0]
-    right = math.copysign(math.inf, slope) if math.isinf(ends[1]) else ends[1]
+    far = math.copysign(math.inf, slope)
+    left, right = (side * far if math.isinf(end) else end for side, end in zip((-1.0, 1.0), ends, strict=True))
     return slope, offset, left, right
 
 

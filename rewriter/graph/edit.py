@@ -190,24 +190,19 @@ def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]
         """The nodes that compute the constants among the names, in graph order."""
         return sorted(ancestors(view, frozenset(), [name for name in names if name in view.constants]))
 
-    def size(names: Iterable[str]) -> int:
-        return sum(bytes_of(view.initializers[name]) for name in names)
-
     # Greedy in graph order: every prefix of a topological order is closed under "depends on", so a part never needs
     # the output of a later one. A weight shared within a part counts once, across parts once in each.
-    groups: list[list[int]] = []
-    held: set[str] = set()
-    used = 0
+    groups, held = list[list[int]](), dict[str, int]()  # the bytes of the weights of the last one
     for index in sorted(ancestors(view, frozenset(), ends)):
         node = view.nodes[index]
         if all(name in view.constants for name in node.output if name):
             continue
-        weights = {name for name in _read(view, [index, *makers(reads(node))]) if name in view.initializers}
-        if not groups or used + size(weights - held) > limit:
+        named = [name for name in _read(view, [index, *makers(reads(node))]) if name in view.initializers]
+        weights = {name: bytes_of(view.initializers[name]) for name in named}
+        if not groups or sum({**held, **weights}.values()) > limit:
             groups.append([])
-            held, used = set(), 0
+            held = {}
         groups[-1].append(index)
-        used += size(weights - held)
         held |= weights
     # A graph may have constants as its only outputs; and a wanted constant must be computed by some part, so the first.
     groups = groups or [[]]
