@@ -6,7 +6,7 @@ must not change afterwards.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
@@ -96,11 +96,12 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
     recognised = recognise(model, read)
     model = with_plain_experts(model) if options.lower_experts else model
     model = with_plain(model, _NO_ATTENTION) if options.form == WHOLE else model
-    lowered = lower(model, whole=recognised.functions)
-    plan = _plan(lowered, options, recognised)
+    lowered, fused, functions = lower(model, whole=recognised.functions)
+    plan = _plan(lowered, functions, options, recognised)
     # Lowering again without the operators that no block needs keeps the result as close to the file as possible.
-    unused = lowered.fused - _tensors_of_blocks(plan)
-    plan = _plan(lower(model, keep=unused, whole=recognised.functions), options, recognised) if unused else plan
+    if unused := fused - _tensors_of_blocks(plan):
+        lowered, _, functions = lower(model, unused, whole=recognised.functions)
+        plan = _plan(lowered, functions, options, recognised)
     return _through_network(plan, read) if plan.conversions and options.form == WHOLE else plan
 
 
@@ -145,8 +146,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
     return with_record(result, [*plan.recognised.blocks, *conversions], plan.options)
 
 
-def _plan(lowered: "Lowered", chosen: Options, recognised: Recognised) -> Plan:
-    model = lowered.model
+def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, recognised: Recognised) -> Plan:
     views = all_views(model)
     d_head = own_attention(views, recognised)[1] or FormOptions.d_head
     names = {name for view in views for node in view.nodes for name in (node.name, *node.output)}
@@ -179,8 +179,8 @@ def _plan(lowered: "Lowered", chosen: Options, recognised: Recognised) -> Plan:
     if conversions and plain and not chosen.inline:
         notes.append(f"{plain}: the heads are written out")
     notes += _kept_operators(conversions)
-    if conversions and lowered.inlined:
-        notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
+    if conversions and functions:
+        notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(functions)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
 
 
@@ -229,19 +229,13 @@ def _tensors_of_blocks(plan: Plan) -> frozenset[str]:
 _PARTS_OF_BLOCKS = {*(operator for _, operator in LINEAR_OPERATORS), *NONLINEAR, "Abs", "Max", "Where"}
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A lowered model (the original if unchanged), the outputs of expanded operators and the inlined functions."""
-
-    model: onnx.ModelProto
-    fused: frozenset[str]
-    inlined: tuple[str, ...]
-
-
 def lower(
-    model: onnx.ModelProto, keep: frozenset[str] = frozenset(), *, whole: frozenset[tuple[str, str]] = frozenset()
-) -> Lowered:
-    """Lower `model`, except fused operators with the outputs `keep` and functions `whole`, heads of an earlier run."""
+    model: onnx.ModelProto, keep: Container[str] = (), *, whole: Container[tuple[str, str]] = ()
+) -> tuple[onnx.ModelProto, frozenset[str], tuple[str, ...]]:
+    """Lower `model`, except fused operators with the outputs `keep` and functions `whole`, heads of an earlier run.
+
+    Returns it (itself if unchanged), the outputs of expanded operators, and the names of inlined functions.
+    """
     # Functions that contain a linear operator or an activation, or call such a function.
     known = (*ONNX_DOMAINS, MICROSOFT)
     functions = sorted(
@@ -261,7 +255,7 @@ def lower(
                 fused[id(node)] = node, parts
     lowered = with_parts(model, lambda node: fused[id(node)][1] if id(node) in fused else None)
     names = frozenset(node.output[0] for node, _ in fused.values())
-    return Lowered(lowered, names, tuple(f"{domain}::{name}" for domain, name in functions))
+    return lowered, names, tuple(f"{domain}::{name}" for domain, name in functions)
 
 
 def _dropped_relus(graph: onnx.GraphProto) -> frozenset[str]:

@@ -82,8 +82,7 @@ def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *
 class _ProjectionReader:
     def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool) -> None:
         self._view, self._packed = view, packed
-        self._constants = constants or Constants(view)
-        self._sizes = Constants(view, sizes=self._sizes_of)
+        self._constants = constants or Constants(view, sizes=self._sizes_of)
 
     def read(self, block: Block) -> Projections:
         # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
@@ -164,7 +163,7 @@ class _ProjectionReader:
 
     def _taken(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
         """The channels that a Split or Slice takes, by its row in the table of operators; None if they are apart."""
-        bounds = [np.array(self._sizes.numbers(name) or [_TOKENS]) if name else None for name in node.input[1:]]
+        bounds = [np.array(self._constants.numbers(name) or [_TOKENS]) if name else None for name in node.input[1:]]
         rank = self._view.type_of(node.input[0]).rank or _MAX_RANK  # only -1 is then the last axis
         entries = np.broadcast_to(np.arange(channels), (*[2] * (rank - 1), channels))
         if any(each is not None and np.abs(each).max() >= _TOKENS for each in bounds):  # not known, or of tokens

@@ -313,7 +313,7 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
         return replace(made, heads=constants)
     # Pairs with a line keep their offsets; those of a steep key would be lost.
     pairable = all(abs(token.offset - head.gamma) <= FACTORED for token in head.bias_tokens)
-    if arithmetic.paired and pairable:
+    if arithmetic.pairs and pairable and arithmetic.tolerance < arithmetic.limit:
         return _in_pairs(program, arithmetic)
     small = arithmetic.small  # the linear term is that times tanh(small g) / small: two heads, if it is not 0
     linear = heads_over([(small, 0.0), (-small, 0.0)], [program.linear / small, -program.linear / small])

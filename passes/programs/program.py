@@ -498,11 +498,6 @@ class Arithmetic:
     narrow: str = ""  # lines with fewer keys, for gates whose self value counts near 0 only
     pairs: str = ""  # lines of gates over pairs of keys, in forms that pay for every head, where the limit is too far
 
-    @property
-    def paired(self) -> bool:
-        """Whether gates are over pairs of keys, since the limit is not accurate enough."""
-        return bool(self.pairs) and self.tolerance < self.limit
-
 
 _HALF = Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15, lines="half")
 _SINGLE = Arithmetic(2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26, lines="single", narrow="narrow single")
