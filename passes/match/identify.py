@@ -126,6 +126,7 @@ class Identifier:
         return best
 
 
+@np.errstate(all="ignore")
 def identify_function(
     f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS, *, fit: bool
 ) -> Identified | str:
@@ -149,16 +150,15 @@ def identify_function(
 
 def _attempt(activation: Activation, f: Function, values: Array, tolerance: float) -> Identified | None:
     """Solve for the entry's parameters, preferring round or float32 numbers."""
-    with np.errstate(all="ignore"):
-        try:
-            solved = activation.solve(f)
-        except UNSOLVED:
-            solved = None
-        if solved is None:
-            return None
-        plain, stored = tuple(round(value, 4) for value in solved), tuple(float(np.float32(value)) for value in solved)
-        # Parameters rounded to zero, of a function below the tolerance, would leave nothing to convert to heads.
-        tried = [p for p in dict.fromkeys((plain, stored, solved)) if np.any(activation.function(_GRID, p))]
+    try:
+        solved = activation.solve(f)
+    except UNSOLVED:
+        return None
+    if solved is None:
+        return None
+    plain, stored = tuple(round(value, 4) for value in solved), tuple(float(np.float32(value)) for value in solved)
+    # Parameters rounded to zero, of a function below the tolerance, would leave nothing to convert to heads.
+    tried = [p for p in dict.fromkeys((plain, stored, solved)) if np.any(activation.function(_GRID, p))]
     found = [Identified(activation, p, _distance(activation.function, p, values)) for p in tried]
     # The exporter's 1.702 rather than a solved 1.7020000000000002, in programs and in reports.
     close = (attempt for bound in (IDENTICAL, tolerance) for attempt in found if attempt.error <= bound)
@@ -167,10 +167,9 @@ def _attempt(activation: Activation, f: Function, values: Array, tolerance: floa
 
 def _distance(function: Values, parameters: Parameters, values: Array) -> float:
     """Largest |values - function| / max(1, |function|); infinite where either is NaN."""
-    with np.errstate(all="ignore"):
-        expected = function(_GRID, parameters)
-        error = np.abs(values - expected) / np.maximum(1.0, np.abs(expected))
-        error = np.where(values == expected, 0.0, error)  # the same infinity
+    expected = function(_GRID, parameters)
+    error = np.abs(values - expected) / np.maximum(1.0, np.abs(expected))
+    error = np.where(values == expected, 0.0, error)  # the same infinity
     return float(np.max(np.where(np.isfinite(error), error, np.inf)))
 
 
