@@ -120,8 +120,7 @@ def _costs(
     plan: Plan, block: Block, width: int, tokens: int, d_head: int | None
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
     taken, refused = list[FormCost](), list[tuple[str, str]]()
-    longest = max(tokens, DEFAULT_MAX_TOKENS)
-    options = replace(plan.options, max_tokens=longest, d_head=d_head or FormOptions.d_head)
+    options = replace(plan.options, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), d_head=d_head or FormOptions.d_head)
     for form in FORMS.values():
         found = convert(plan.view_of(block), block, replace(options, form=form.name))
         if isinstance(found, Miss):

@@ -109,8 +109,7 @@ def _through_network(plan: Plan, read: Read) -> Plan:
     others = [f"'{entry.name}' is left" for entry in plan.left if entry.block is not None]
     others += [f"'{each.block.name}' is in a body of control flow" for each in plan.conversions if each.block.path]
     try:
-        reader = Reader(plan.views[0], read)
-        whole = whole_for(reader, plan.conversions, others, plan.options.max_tokens)
+        whole = whole_for(Reader(plan.views[0], read), plan.conversions, others, plan.options.max_tokens)
     except LostError as lost:
         miss = Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
         left = [Left.of(each.block, miss) for each in plan.conversions]
@@ -164,9 +163,10 @@ def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, rec
     left: list[Left] = []
     for view in views:
         blocks, rejected = Finder(view, namer, options).run(recognised.nodes(view))
-        for made in (each.block for each in recognised.blocks if each.block.path == view.path):
-            miss = Miss(ALREADY, made.output)
-            left.append(Left(made.name, view.where, made.identified.label, "", "", miss))
+        done = (each.block for each in recognised.blocks if each.block.path == view.path)
+        left += [
+            Left(each.name, view.where, each.identified.label, "", "", Miss(ALREADY, each.output)) for each in done
+        ]
         for block in blocks:
             named = [any(fnmatchcase(block.name, glob) for glob in globs) for globs in (options.only, options.skip)]
             why = "not chosen by --only" if options.only and not named[0] else "left by --skip" if named[1] else ""

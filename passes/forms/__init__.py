@@ -52,11 +52,10 @@ def _prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
 def _prepare_whole(view: GraphView, conversion: Conversion) -> Conversion:
     """As form `compact` where the linear operators are not plain matrices, or as the options say."""
     known = softmax.with_projections(view, conversion)
-    if known.projections is None or known.options.neurons == COMPACT:
-        return softmax.prepare_compact(view, replace(known, form=COMPACT))
-    if known.options.neurons == STAGED:
-        return _prepare_staged(view, replace(known, form=STAGED))
-    return softmax.prepare_rows(view, known)
+    form = COMPACT if known.projections is None else known.options.neurons
+    if form == "square":
+        return softmax.prepare_rows(view, known)
+    return FORMS[form].prepare(view, replace(known, form=form))
 
 
 FORMS: dict[str, Form] = {

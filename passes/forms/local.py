@@ -343,8 +343,7 @@ class _Emitter:
         inputs = {"query": query, "value": own, **given}
         name = f"NeuronPowers_{2 * singles + 4 * pairs + 3}"
         name = _named(name, **{str(pairs): pairs > 0}, step="step" in given, base="base" in given)
-        result = self._attend("", powers_of, name, inputs, singles=singles, pairs=pairs)
-        return self._times(result, powers.factor, "")
+        return self._times(self._attend("", powers_of, name, inputs, singles=singles, pairs=pairs), powers.factor, "")
 
     def _sum(self, program: Program, query: Tensor, source: Tensor) -> Variable:
         groups, linear = by_keys(program)
@@ -440,5 +439,4 @@ class _Emitter:
         if factor == 0.0:
             return b.numbers(name, offset)
         scaled = tensor if factor == 1.0 else b.mul(tensor, b.numbers(f"{name}_factor", factor), name)
-        shifted = f"{name}_shifted"
-        return scaled if offset == 0.0 else b.add(scaled, b.numbers(f"{name}_offset", offset), shifted)
+        return scaled if offset == 0.0 else b.add(scaled, b.numbers(f"{name}_offset", offset), f"{name}_shifted")

@@ -339,8 +339,7 @@ class Dataflow:
             self._with_wide_constant(node, data, wide[0])
         elif len(known) < len(data):
             outsider = next(name for name in data if name not in self.facts)
-            why = f"it meets '{outsider}', not from a linear operator, in {label(node)}"
-            self._block(node, Miss(why, label(node)))
+            self._block(node, Miss(f"it meets '{outsider}', not from a linear operator, in {label(node)}", label(node)))
         else:
             self._combine(node, data, known)
 

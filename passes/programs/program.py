@@ -342,8 +342,7 @@ class Program:
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> "Program":
         """The program with coefficients as a form stores them in a type (`Head.rounded`), and what that changes."""
-        double = np.dtype(dtype) == np.float64
-        made = self if double else _rounded(self, np.dtype(dtype), factored, conditioned)
+        made = self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored, conditioned)
         # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
         added = spread_error(made, dtype)
         return replace(made, coefficient_error=made.coefficient_error + added) if added else made
