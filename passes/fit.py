@@ -72,8 +72,6 @@ def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed
     The tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`. Raises LostError where
     the closest program is not within `MAX_FIT_ERROR`, or `f` is not finite, jumps or has too many kinks.
     """
-    if not 0.0 < reach < math.inf:
-        raise LostError(f"its domain |y| <= {reach:g} is not an interval; give --option domain=R", name)
     y = np.linspace(-reach, reach, 20_001)
     values = f(y)
     wrong = np.flatnonzero(~np.isfinite(values))

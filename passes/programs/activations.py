@@ -302,8 +302,6 @@ def _floor(g: Array, h: Array, *, squares: bool) -> Array:
 @cache
 def gate(program: Program, arithmetic: Arithmetic) -> Program:
     """The program of h(g) u, given that of h. Raises ValueError unless that has one head."""
-    if len(program.heads) != 1:
-        raise ValueError(f"{program.name} is not a program of one head")
     (head,) = program.heads
     # A constant k of h is the term k u of the gate, which is linear in what the values read.
     made = replace(program, name=f"{program.name}_gate", linear=program.constant, constant=0.0)
@@ -389,8 +387,8 @@ def _snapped(head: Head, token: BiasToken) -> BiasToken:
 
 # -- parameters, from a few values of an unknown function -------------------------------------------------------------
 #
-# A solver returns candidates, which `passes.match.identify` tests on a whole grid. For another activation it returns
-# None or raises one of `UNSOLVED`.
+# A solver returns candidates for the parameters of its row in the table, which `passes.match.identify` tests on a whole
+# grid. For another activation it returns None or raises one of `UNSOLVED`.
 
 UNSOLVED = (ArithmeticError, ValueError, StopIteration)  # quotients and logarithms without a value; no bend
 FAR = 1e4  # where sigmoid-shaped functions have reached their limits
@@ -423,13 +421,11 @@ def _solve_self_gated(quantile: Callable[[float], float]) -> Solve:
 
 
 def _solve_two_slopes(f: Function) -> Parameters | None:
-    """(right, left) of a kink at 0."""
     right, left = _at(f, 1.0), -_at(f, -1.0)
     return (right, left) if math.isfinite(right) and math.isfinite(left) and right != left else None
 
 
 def _solve_logistic(f: Function) -> Parameters | None:
-    """(k, height, low) of low + height sigmoid(k y)."""
     low, high = _at(f, -FAR), _at(f, FAR)
     place, found = _bend(lambda y: (_at(f, y) - low) / (high - low))
     return _logit(found) / place, high - low, low
@@ -457,27 +453,23 @@ def _solve_clip(f: Function) -> Parameters | None:
 
 
 def _solve_exponential_linear(f: Function) -> Parameters | None:
-    """(right, depth, rate) of right y above 0 and depth (e^(rate y) - 1) below."""
     right, depth = _at(f, 1.0), -_at(f, -FAR)
     place, found = _bend(lambda y: 1.0 + _at(f, -y) / depth)
     return (right, depth, -math.log(found) / place) if math.isfinite(right) else None
 
 
 def _solve_exponential(f: Function) -> Parameters | None:
-    """(rate, factor) of factor e^(rate y)."""
     start, rate = _at(f, 0.0), math.log(_at(f, 1.0) / _at(f, 0.0))
     return (rate, start) if rate != 0.0 and math.isfinite(rate) else None
 
 
 def _solve_softplus(f: Function) -> Parameters | None:
-    """(inner, factor) of factor ln(1 + e^(inner y))."""
     scale, slopes = _at(f, 0.0) / math.log(2.0), (_at(f, FAR) / FAR, _at(f, -FAR) / -FAR)
     slope = max(slopes, key=abs)
     return (slope / scale, scale) if scale != 0.0 and slope != 0.0 and math.isfinite(slope) else None
 
 
 def _solve_softsign(f: Function) -> Parameters | None:
-    """(inner, factor) of factor inner y / (1 + |inner y|)."""
     one, three = _at(f, 1.0), _at(f, 3.0)
     if one == 0.0 or not 1.0 < three / one < 3.0:
         return None

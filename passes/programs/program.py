@@ -211,7 +211,6 @@ class Line:
         return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
 
     def evaluate(self, g: Array) -> Array:
-        """In float64."""
         return _mean_of(self.keys, g)
 
     def heads(self, head: Head) -> tuple[Head, ...]:
@@ -256,7 +255,6 @@ class Powers:
         return (*((level,) for level in levels[:single]), *paired)
 
     def mean(self, y: Array) -> Array:
-        """`factor` Phi(y) in float64."""
         return _mean_of(self.keys, y)
 
     def scaled(self, inner: float, outer: float) -> "Powers":
@@ -285,7 +283,6 @@ class Powers:
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """The same as heads: one for every key with a nonzero multiple, all over the same keys."""
         return heads_over([key[:2] for key in self.keys], [multiple for *_, multiple in self.keys])
 
 
