@@ -97,8 +97,7 @@ class Head:
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the head's output is `z multiple + constant`."""
         own, *others = self.weights(y)
-        values = self.constants[1:]
-        constant = sum((weight * value for weight, value in zip(others, values, strict=True)), own * self.d)
+        constant = sum((weight * value for weight, value in zip(others, self.constants[1:], strict=True)), own * self.d)
         return self.c * own, np.asarray(constant)
 
     @property
