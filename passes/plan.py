@@ -164,9 +164,7 @@ def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, rec
     for view in views:
         blocks, rejected = Finder(view, namer, options).run(recognised.nodes(view))
         done = (each.block for each in recognised.blocks if each.block.path == view.path)
-        left += [
-            Left(each.name, view.where, each.identified.label, "", "", Miss(ALREADY, each.output)) for each in done
-        ]
+        left += [Left(one.name, view.where, one.identified.label, "", "", Miss(ALREADY, one.output)) for one in done]
         for block in blocks:
             named = [any(fnmatchcase(block.name, glob) for glob in globs) for globs in (options.only, options.skip)]
             why = "not chosen by --only" if options.only and not named[0] else "left by --skip" if named[1] else ""
