@@ -35,7 +35,6 @@ from rewriter.graph.fused import in_parts, saturating, with_parts, with_plain_ex
 from rewriter.graph.view import ONNX_DOMAINS, SAME_NUMBERS, GraphView, LostError, Miss, Place, all_views, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external, reached
 from rewriter.options import values_of
-from rewriter.text import counted, first_of
 
 _NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
 
@@ -203,8 +202,8 @@ def _kept_operators(conversions: list[Conversion]) -> list[str]:
         if conversion.by_reference:
             reasons.setdefault((conversion.form, conversion.by_reference), []).append(conversion.block.name)
     return [
-        f"form {form} keeps the linear operators of {counted(len(names), 'block')} as projections by reference, "
-        f"since {reason}: {first_of(names)}"
+        f"form {form} keeps the linear operators of {len(names)} block{'s' * (len(names) > 1)} as "
+        f"projections by reference, since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
         for (form, reason), names in reasons.items()
     ]
 
