@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from benchmarks.common import RESULTS, print_table, write_json
 from rewriter import attribute, rewrite
-from rewriter.graph.edit import upstream
+from rewriter.graph.edit import extract, upstream
 from rewriter.interpret.index import heads
 from rewriter.interpret.stream import chain_to
 from rewriter.ort import open_session
-from rewriter.proof.run import Side, fed
+from rewriter.proof.run import fed
 
 Array = NDArray[Any]
 
@@ -54,8 +54,8 @@ class Network:
     def __init__(self, path: Path) -> None:
         """Cut a model of tokens, whose output is [batch, T, entries], behind its embeddings."""
         index = heads(path)
-        self._side = Side.of(replace(index.source, proto=index.runs, path=None))
-        view, self._output = self._side.main, index.view.outputs[0]
+        self._model = replace(index.source, proto=index.runs, path=None)
+        view, self._output = self._model.views[()], index.view.outputs[0]
         self._start = chain_to(index.view, index.sublayers, index.writes, self._output).stages[0].before
         self._given = tuple(view.inputs)
         self._ids = next(name for name in self._given if "mask" not in name and "type" not in name)
@@ -66,7 +66,9 @@ class Network:
 
     def _opened(self, output: str, *stops: str) -> Callable[[Mapping[str, Array]], Array]:
         """What computes a tensor, of values that may include those of the `stops`."""
-        part = self._side.extracted(upstream(self._side.main, frozenset(stops), [output]))
+        view = self._model.views[()]
+        proto = extract(self._model.proto, view, upstream(view, frozenset(stops), [output]))
+        part = replace(self._model, proto=proto)
         zeros = dict.fromkeys(self._given, np.zeros((1, 1), np.int64)) | dict.fromkeys(stops, np.zeros(1, np.float32))
         read = fed(part, zeros)
         session = open_session(part.proto, base_dir=part.base_dir, threads=1)

@@ -31,7 +31,7 @@ from rewriter.graph.walk import all_graphs, iter_nodes
 from rewriter.options import values_of
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Claim, Claimed
-from rewriter.proof.run import Side, Way
+from rewriter.proof.run import Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
 from rewriter.report.report import BlockRow, FolderReport, Report, Shape
@@ -178,11 +178,11 @@ def _planned(
         plan = make_plan(model, choices, partial(read_tensor, source))
     if plan.undetermined and settings is not None:
         with run.step("calibrate", "measuring pre-activations"):
-            side, notes = Side.of(replace(source, proto=plan.model, path=None)), tuple[str, ...]()
+            lowered, notes = replace(source, proto=plan.model, path=None), tuple[str, ...]()
             if gates := tuple(dict.fromkeys(each.gate for each in plan.undetermined if not each.path)):
                 try:
                     runs = run_accepted(
-                        side, [Way("cpu", optimise=True)], settings, beside=source.path, outputs=gates,
+                        lowered, [Way("cpu", optimise=True)], settings, beside=source.path, outputs=gates,
                         by_blocks=settings.by_blocks(source.size), progress=run.progress, what="the original",
                     )  # fmt: skip
                     choices = replace(choices, reached=runs.largest())

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,7 +45,8 @@ from rewriter.files.tensors import (
     without_weights,
 )
 from rewriter.graph.edit import bytes_of, set_nodes
-from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
+from rewriter.graph.view import ONNX_DOMAINS, GraphView, all_views, key_of, opsets
+from rewriter.graph.view import Path as GraphPath
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
 from rewriter.text import counted, first_of, one_line, quoted
 
@@ -82,6 +83,11 @@ class LoadedModel:
     mapped: bool = False  # whether references differ from the file's: to weights that stay in it, or behind links
     fallbacks: tuple[onnx.FunctionProto, ...] = ()  # functions that onnxruntime never runs (`overridden`)
     lazy: bool = False  # whether `read_tensor` maps external data instead of copying it
+
+    @cached_property
+    def views(self) -> Mapping[GraphPath, GraphView]:
+        """The indices of its graphs; that of the main one is at ()."""
+        return {view.path: view for view in all_views(self.proto)}
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """A model built from this one, as written: a copy with the fallbacks, if any."""

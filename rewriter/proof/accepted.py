@@ -16,11 +16,11 @@ from typing import Any
 
 from rewriter.arrays import Array
 from rewriter.errors import RewriteError, UsageError, ValidationError
-from rewriter.files.load import load_model
+from rewriter.files.load import LoadedModel, load_model
 from rewriter.files.tokenizer import sample_tokens
 from rewriter.inputs import spelled
 from rewriter.inputs.cases import Case, Kind, Maker, States, Texts, load_cases
-from rewriter.proof.run import ModelRuns, Side, Way, open_model, run_model
+from rewriter.proof.run import ModelRuns, Way, open_model, run_model
 from rewriter.proof.settings import LARGE, Settings
 
 _MAX_ROUNDS, _MAX_TRIALS = 6, 12  # maximum number of rounds of trials, and of trials per session
@@ -32,7 +32,7 @@ Refusals = Callable[[Sequence[Case]], Sequence[str]]  # why the original refuses
 
 
 def run_accepted(
-    side: Side,
+    model: LoadedModel,
     ways: Sequence[Way],
     settings: Settings,
     *,
@@ -50,21 +50,21 @@ def run_accepted(
 
     def run(cases: Sequence[Case], ways: Sequence[Way] = ways, **changed: Any) -> ModelRuns:
         try:
-            return run_model(side, cases, ways, may_refuse=True, **{**options, **changed})
+            return run_model(model, cases, ways, may_refuse=True, **{**options, **changed})
         except ValidationError as error:
             what = "the original model does not run, so nothing can be tested; --certificate-only proves without a run"
             raise ValidationError(f"{what}: {error}") from error
 
     if settings.inputs is not None:
-        runs = run(load_cases(settings.inputs, side.model.proto))
+        runs = run(load_cases(settings.inputs, model.proto))
         if not runs.cases:
             what = f"{spelled(settings.inputs)}: the original model runs on none of these inputs"
             raise UsageError(f"{what}: {runs.skipped[0]}")
         return runs
-    beside = beside or side.model.path
+    beside = beside or model.path
     texts = sample_tokens(beside)
     states = _encoder(beside, texts) if beside is not None and texts else None
-    maker = Maker(side.model.proto, seed=settings.seed, dims=settings.dims, most=most, texts=texts, states=states)
+    maker = Maker(model.proto, seed=settings.seed, dims=settings.dims, most=most, texts=texts, states=states)
     runs = run(maker.usual(few=few))
     if few and runs.skipped:
         runs = run(maker.usual())

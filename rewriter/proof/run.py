@@ -36,7 +36,7 @@ from rewriter.graph.constants import elem_type_of
 from rewriter.graph.edit import Cut, bytes_of, extract, inlined, split, with_outputs
 from rewriter.graph.fused import with_parts
 from rewriter.graph.types import type_of
-from rewriter.graph.view import GraphView, Path, Place, all_views, graph_at, integer_of, label
+from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.inputs.cases import Case
 from rewriter.ort import Session, fits, open_session, tensors_of
@@ -56,31 +56,6 @@ Progress = Callable[[str, int, int], None]
 
 def silent(_what: str, _done: int, _total: int) -> None:
     """Show no progress."""
-
-
-@dataclass(frozen=True)
-class Side:
-    """One model with the indices of its graphs."""
-
-    model: LoadedModel
-    views: Mapping[Path, GraphView]
-
-    @classmethod
-    def of(cls, model: LoadedModel) -> "Side":
-        return cls(model, {view.path: view for view in all_views(model.proto)})
-
-    @property
-    def main(self) -> GraphView:
-        return self.views[()]
-
-    def extracted(self, part: Cut) -> LoadedModel:
-        """A part of the main graph as a model; weights stay where they are."""
-        return LoadedModel(extract(self.model.proto, self.main, part), None, self.model.base_dir, (), 0)
-
-    def with_outputs(self, tensors: Sequence[str]) -> LoadedModel:
-        """The model with further outputs, if these are none."""
-        proto = with_outputs(self.model.proto, self.main, tensors)
-        return self.model if proto is self.model.proto else replace(self.model, proto=proto, path=None)
 
 
 @dataclass(frozen=True)
@@ -123,7 +98,7 @@ class ModelRuns:
 
 
 def run_model(
-    side: Side,
+    model: LoadedModel,
     cases: Sequence[Case],
     ways: Sequence[Way],
     *,
@@ -135,25 +110,25 @@ def run_model(
     progress: Progress = silent,
     what: str = "the model",
 ) -> ModelRuns:
-    """Run a model, or a part of one.
+    """Run a model on all cases in every way.
 
-    Inputs that a part does not read are left out. `outputs` are by default the graph's; inner tensors keep onnxruntime
-    from fusing nodes. `wide` evaluates it in float64 too, unless `by_blocks`. With `may_refuse`, cases that the first
-    way cannot run are dropped. `gaps` are elements to exclude, by default the ones that differ between two runs in the
-    same way; with more cases they repeat.
+    `outputs` are by default the graph's; inner tensors keep onnxruntime from fusing nodes. `wide` evaluates it in
+    float64 too, unless `by_blocks`. With `may_refuse`, cases that the first way cannot run are dropped. `gaps` are
+    elements to exclude, by default the ones that differ between two runs in the same way; with more cases they repeat.
 
     Raises:
         ValidationError: onnxruntime cannot load it, or refuses a case although `may_refuse` is not set.
         UsageError: with `by_blocks`, a case feeds an input that has a default; the segments contain the default.
     """
-    given = {name for case in cases for name in case.feeds} - set(side.main.inputs)
+    view = model.views[()]
+    given = {name for case in cases for name in case.feeds} - set(view.inputs)
     if given and by_blocks:
         raise UsageError(
             f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
             "prove with --option proof=whole"
         )
-    wanted = tuple(outputs) or side.main.outputs
-    cuts: Sequence[Cut | None] = split(side.main, wanted, SEGMENT) if by_blocks else (None,)
+    wanted = tuple(outputs) or view.outputs
+    cuts: Sequence[Cut | None] = split(view, wanted, SEGMENT) if by_blocks else (None,)
     # For each way, the values of the tensors that later segments read, case by case.
     flows: list[list[dict[str, Any]]] = [[dict(case.feeds) for case in cases] for _ in ways]
     runs = {way: Ran() for way in ways}
@@ -161,13 +136,14 @@ def run_model(
     by_case: list[list[Any]] = [kept, *flows]
     for number, part in enumerate(cuts):
         later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*wanted}
-        model = side.with_outputs(wanted) if part is None else side.extracted(part)
+        proto = with_outputs(model.proto, view, wanted) if part is None else extract(model.proto, view, part)
+        loaded = model if proto is model.proto else replace(model, proto=proto, path=None)
         for place, (way, flow) in enumerate(zip(ways, flows, strict=True)):
             progress(f"running {what}, {way}", number * len(flows) + place, len(cuts) * len(flows))
             over = flows[ways.index(replace(way, again=False))] if way.again else ()
             # Only the first way may refuse a case: one that another way refuses is an error, not an invalid input.
             how = {"prepack": part is None, "may_refuse": may_refuse and not place}
-            refused = _run_part(model, way, runs[way], flow, over, **how) if flow else {}
+            refused = _run_part(loaded, way, runs[way], flow, over, **how) if flow else {}
             skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
             for every in by_case:
                 every[:] = [each for index, each in enumerate(every) if index not in refused]
@@ -176,7 +152,7 @@ def run_model(
                     del values[name]
     for ran, flow in zip(runs.values(), flows, strict=True):
         ran.results = [tensors_of({name: values[name] for name in wanted}) for values in flow]
-    truth = _in_float64(side.model, kept, progress) if wide and not by_blocks else None
+    truth = _in_float64(model, kept, progress) if wide and not by_blocks else None
     gaps = gaps or gaps_of(runs)
     for way, ran in runs.items():
         ran.results = () if way.again else cleared(ran.results, gaps)
@@ -402,8 +378,8 @@ def noisy(
     proto, draws = nudged(model.proto, points)
     drawn = [Case(case.name, {**case.feeds, **draw}) for draw in draws for case in cases]
     with suppress(ValidationError):
-        side = Side.of(replace(model, proto=proto, path=None))
-        runs = run_model(side, drawn, [way], what="the original with noise", **options)
+        changed = replace(model, proto=proto, path=None)
+        runs = run_model(changed, drawn, [way], what="the original with noise", **options)
         return [runs.ways[way].results[start : start + len(cases)] for start in range(0, len(drawn), len(cases))]
     return ()
 

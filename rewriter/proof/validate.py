@@ -27,7 +27,7 @@ from rewriter.ort import parse_provider
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.rule import Judgement, compared, norm, relative_error, uncompared
-from rewriter.proof.run import ModelRuns, Point, Progress, Side, Way, noisy, remarks, rounds_to_bytes, run_model, silent
+from rewriter.proof.run import ModelRuns, Point, Progress, Way, noisy, remarks, rounds_to_bytes, run_model, silent
 from rewriter.proof.settings import Settings
 from rewriter.proof.values.compare import prove
 
@@ -180,39 +180,39 @@ class Judge:
 
     def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
         providers, claims = self.settings.providers, self.claims
-        old, named = Side.of(self.original), Side.of(self._named)
+        old, named = self.original, self._named
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
-        there = {*named.main.producer, *named.main.inputs}  # not tensors of bodies
+        main = named.views[()]
+        there = {*main.producer, *main.inputs}  # not tensors of bodies
         watched = {name: held for name, held in _domains(claims, certificate) if name in there}
         # What is certified needs few inputs, except for pre-activations in a domain: small models run on all of them.
-        wide, few = self.original.size <= CHEAP, certificate.certified and (self._by_blocks or not watched)
+        wide, few = old.size <= CHEAP, certificate.certified and (self._by_blocks or not watched)
         options: dict[str, Any] = {"most": self.longest, "by_blocks": self._by_blocks, "progress": self.progress}
         before = run_accepted(old, (*ways, *again), self.settings, few=few, wide=wide, what="the original", **options)
         reached = dict[str, float]()
         if watched:
             further: dict[str, Any] = {"outputs": tuple(watched), "what": "the original, pre-activations"}
             if few:
-                path = self.original.path
-                found = run_accepted(named, ways[:1], self.settings, beside=path, **further, **options)
+                found = run_accepted(named, ways[:1], self.settings, beside=old.path, **further, **options)
             else:
                 found = self._run(named, before.cases, ways[:1], **further)
             reached = found.largest()
         try:
-            new = Side.of(self.rewritten)
-            after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
+            how: dict[str, Any] = {"wide": wide, "gaps": before.gaps, "what": "the rewritten model"}
+            after = self._run(self.rewritten, before.cases, ways, **how)
         except ValidationError as error:
-            most = 0 if claims or self.longest is not None else self._most_taken(new)
+            most = 0 if claims or self.longest is not None else self._most_taken()
             if not most:
                 raise ValidationError(f"the rewritten model does not run: {error}") from error
             shorter = replace(self, longest=most).verdict()
             return replace(shorter, uncompared=(_SHORTER.format(most, error), *shorter.uncompared))
         points = {each.place: each for each in reversed([*_noise(certificate, claims, old), *self.noise])}
-        runs = {name: self._provider(name, (old, new), before, after, (*points.values(),)) for name in providers}
+        runs = {name: self._provider(name, before, after, (*points.values(),)) for name in providers}
         failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
         uncompared = [text for each in runs.values() for text in each.uncompared]
         notes = [*certificate.notes, *_by_definition(before, after)]
-        notes += remarks(self.original.proto.graph.output, before)
+        notes += remarks(old.proto.graph.output, before)
         if any(rounds_to_bytes(node) for _, node in _nodes(old)):
             notes.append(_ROUNDS_TO_BYTES)
         empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
@@ -224,31 +224,29 @@ class Judge:
             cases=tuple(case.name for case in before.cases),
             skipped=before.skipped,
             failures=tuple(dict.fromkeys(failures)),
-            unproved=(*unproved, *_left_domain(watched, reached), *_foreign(claims, new)),
+            unproved=(*unproved, *_left_domain(watched, reached), *_foreign(claims, self.rewritten)),
             uncompared=tuple(dict.fromkeys(uncompared)),
             by_blocks=self._by_blocks,
             segments=(before.segments, after.segments),
             notes=tuple(notes),
         )
 
-    def _most_taken(self, new: Side) -> int:
+    def _most_taken(self) -> int:
         """The longest sequence that the rewritten model runs on, below the longest generated one; 0 for none."""
         maker = Maker(self.original.proto, dims=self.settings.dims)
         way = Way(self.settings.providers[0], optimise=False)
 
         def refuses(length: int) -> bool:
-            return not self._run(new, [maker.case((1, length, 0))], [way], may_refuse=True).cases
+            return not self._run(self.rewritten, [maker.case((1, length, 0))], [way], may_refuse=True).cases
 
         with suppress(ValidationError):  # it does not load
             return bisect_left(range(1, _LONGEST if Kind.SEQUENCE in maker.varied else 1), True, key=refuses)
         return 0
 
-    def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
-        return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
+    def _run(self, model: LoadedModel, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
+        return run_model(model, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
 
-    def _provider(
-        self, provider: str, sides: tuple[Side, Side], before: ModelRuns, after: ModelRuns, points: Sequence[Point]
-    ) -> ProviderRun:
+    def _provider(self, provider: str, before: ModelRuns, after: ModelRuns, points: Sequence[Point]) -> ProviderRun:
         """Judge the runs on one provider; noise at `points` measures how rounding affects the original's outputs."""
         ways = [Way(provider, optimise) for optimise in (False, True)]
         (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
@@ -285,11 +283,12 @@ class Judge:
             if output not in found or each.error > found[output].error:
                 found[output] = each
         nothing = {output: uncompared([case[output] for case in old.results if output in case]) for output in found}
-        coarse = _coarse_operators(provider, sides[1]) if failures else ()
+        coarse = _coarse_operators(provider, self.rewritten) if failures else ()
         if coarse:
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
         told = old.cpu_nodes is not None and new.cpu_nodes is not None
-        there, fallen = (_without_shapes(ran.cpu_nodes, side) for ran, side in zip((old, new), sides, strict=True))
+        there = _without_shapes(old.cpu_nodes, self.original)
+        fallen = _without_shapes(new.cpu_nodes, self.rewritten)
         return ProviderRun(
             compared=found,
             error_ratio=_error_ratio(before, after, ways),
@@ -300,7 +299,7 @@ class Judge:
         )
 
 
-def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
+def _foreign(claims: Sequence[Claim], rewritten: LoadedModel) -> Iterator[str]:
     for claim in (each for each in claims if each.exposed):
         view = rewritten.views[claim.path]
         inside = [view.nodes[index] for index in between(view, claim.reads, claim.makes)]
@@ -344,33 +343,33 @@ def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str,
             )
 
 
-def _noise(certificate: Certificate, claims: Sequence[Claim], side: Side) -> Iterator[Point]:
+def _noise(certificate: Certificate, claims: Sequence[Claim], model: LoadedModel) -> Iterator[Point]:
     """The tensors of the original that get noise: certified activations, mixtures of experts, replaced activations."""
     for region in certificate.regions:
         ends = region.leaves[0], region.linear_in or ""
         yield Point(region.original, region.path, region.elem_type, region.bound.bound, *ends)
-    for view, node in _nodes(side):
+    for view, node in _nodes(model):
         if key_of(node) in EXPERTS:
             yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
     for each in claims:  # a certificate lists no activation whose replacement is equal by value
         yield Point(each.output, each.path, each.elem_type, argument=each.gate)
 
 
-def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
-    return ((view, node) for view in side.views.values() for node in view.nodes)
+def _nodes(model: LoadedModel) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
+    return ((view, node) for view in model.views.values() for node in view.nodes)
 
 
-def _coarse_operators(provider: str, side: Side) -> list[str]:
+def _coarse_operators(provider: str, model: LoadedModel) -> list[str]:
     """The operators in a model whose float64 kernels round to float32 on a provider."""
     kinds, double = parse_provider(provider).coarse, onnx.TensorProto.DOUBLE
-    nodes = ((view, node) for view, node in _nodes(side) if node.op_type in kinds)
+    nodes = ((view, node) for view, node in _nodes(model) if node.op_type in kinds)
     return sorted({node.op_type for view, node in nodes if view.type_of(node.output[0]).elem_type == double})
 
 
-def _without_shapes(nodes: Sequence[str] | None, side: Side) -> list[str]:
+def _without_shapes(nodes: Sequence[str] | None, model: LoadedModel) -> list[str]:
     """The nodes, as a session names them, except nodes that compute 64-bit integers only; none if it names none."""
     of_shapes = {
-        f"{node.op_type} '{node.name}'" for view, node in (_nodes(side) if nodes else ())
+        f"{node.op_type} '{node.name}'" for view, node in (_nodes(model) if nodes else ())
         if all(view.type_of(name).elem_type == onnx.TensorProto.INT64 for name in node.output if name)
     }  # fmt: skip
     return [each for each in nodes or () if each not in of_shapes]

@@ -16,7 +16,7 @@ from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
 from rewriter.inputs.cases import Case, Maker
 from rewriter.proof.accepted import run_accepted
-from rewriter.proof.run import ModelRuns, Side, Way
+from rewriter.proof.run import ModelRuns, Way
 from rewriter.proof.settings import Settings
 from tests.committed import FOLDER as MODELS
 from tests.textmodels import filled
@@ -30,7 +30,7 @@ def model_of(text: str) -> onnx.ModelProto:
 
 def accepted(model: onnx.ModelProto | Path, *, few: bool = False, dims: Mapping[str, int] | None = None) -> ModelRuns:
     settings = Settings(providers=("cpu",), dims=dims or {})
-    return run_accepted(Side.of(load_model(model)), [Way("cpu", optimise=False)], settings, few=few)
+    return run_accepted(load_model(model), [Way("cpu", optimise=False)], settings, few=few)
 
 
 SOUND, IMAGE = "float[batch, 4, frames] x", "float[batch, 3, height, width] x"

@@ -137,9 +137,9 @@ def miscompile(monkeypatch: pytest.MonkeyPatch, made: LoadedModel, factor: float
     """Let every run of `made` return results that are wrong by a factor."""
     right = run_model
 
-    def miscompiled(side: Any, *arguments: Any, **options: Any) -> Any:
-        runs = right(side, *arguments, **options)
-        if side.model.proto is not made.proto:
+    def miscompiled(model: Any, *arguments: Any, **options: Any) -> Any:
+        runs = right(model, *arguments, **options)
+        if model.proto is not made.proto:
             return runs
         ways = {
             way: replace(

@@ -14,7 +14,7 @@ from rewriter.files.load import load_model
 from rewriter.inputs.cases import Case, Maker
 from rewriter.ort import open_session
 from rewriter.proof.rule import Results
-from rewriter.proof.run import ModelRuns, Side, Way, run_model
+from rewriter.proof.run import ModelRuns, Way, run_model
 from rewriter.proof.settings import LARGE, Settings
 from tests.cases import plant
 from tests.changes import change_values, weight
@@ -35,13 +35,13 @@ def difference(left: Results, right: Results) -> float:
 @pytest.mark.parametrize("file", ["silu-decoder.onnx", "gelu-encoder.onnx"])
 @pytest.mark.parametrize("limit", [4000, 20_000])
 def test_same_as_the_whole(file: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = Side.of(load_model(MODELS / file))
-    cases = Maker(side.model.proto).usual()[1:4]
-    taps = tuple(node.output[0] for node in side.main.nodes if node.op_type in {"Gemm", "Softmax"})[:2]
+    loaded = load_model(MODELS / file)
+    cases = Maker(loaded.proto).usual()[1:4]
+    taps = tuple(node.output[0] for node in loaded.views[()].nodes if node.op_type in {"Gemm", "Softmax"})[:2]
     monkeypatch.setattr("rewriter.proof.run.SEGMENT", limit)
-    outputs = (*side.main.outputs, *taps)
+    outputs = (*loaded.views[()].outputs, *taps)
     whole, parts = (
-        run_model(side, cases, WAYS, outputs=outputs, may_refuse=True, by_blocks=by_blocks)
+        run_model(loaded, cases, WAYS, outputs=outputs, may_refuse=True, by_blocks=by_blocks)
         for by_blocks in (False, True)
     )
     assert parts.segments > 5 > whole.segments == 1
@@ -62,10 +62,10 @@ def picky(ids: list[int], x: list[float]) -> Case:
 
 
 def run_picky(*cases: Case, may_refuse: bool) -> ModelRuns:
-    side = Side.of(load_model(onnx.parser.parse_model(PICKY)))
+    loaded = load_model(onnx.parser.parse_model(PICKY))
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("rewriter.proof.run.SEGMENT", 1)
-        return run_model(side, cases, WAYS, outputs=("out", "twice"), may_refuse=may_refuse, by_blocks=True)
+        return run_model(loaded, cases, WAYS, outputs=("out", "twice"), may_refuse=may_refuse, by_blocks=True)
 
 
 def test_cases_that_the_model_refuses_are_left_out_in_every_engine() -> None:
@@ -90,9 +90,9 @@ def test_a_default_that_a_case_replaces_is_fed() -> None:
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[n] x, float[1] b = {1}) => (float[n] y) { y = Add(x, b) }"""
     )
-    side = Side.of(load_model(model))
+    loaded = load_model(model)
     case = Case("own", {"x": np.ones(2, np.float32), "b": np.asarray([2.0], np.float32)})
-    runs: Any = run_model(side, [case], WAYS, wide=True)
+    runs: Any = run_model(loaded, [case], WAYS, wide=True)
     np.testing.assert_array_equal(runs.truth[0]["y"], [3.0, 3.0])
 
 
@@ -106,8 +106,8 @@ def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return session
 
     monkeypatch.setattr("rewriter.proof.run.open_session", watched)
-    side = Side.of(load_model(MODELS / "silu-decoder.onnx"))
-    run_model(side, Maker(side.model.proto).usual()[:1], WAYS)
+    loaded = load_model(MODELS / "silu-decoder.onnx")
+    run_model(loaded, Maker(loaded.proto).usual()[:1], WAYS)
     assert len(alive) == len(WAYS)
 
 
