@@ -32,9 +32,9 @@ from rewriter.inputs.cases import Case, Kind, Maker
 from rewriter.options import build
 from rewriter.ort import LEVELS, RULES, Session, chosen_providers, open_session, optimisers, write_optimised
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
-from rewriter.proof.run import Point, silent
+from rewriter.proof.run import Point, Progress, silent
 from rewriter.proof.settings import CompareOptions, Settings, checked
-from rewriter.proof.validate import Judge, Progress
+from rewriter.proof.validate import Judge
 from rewriter.proof.values.compare import prove
 from rewriter.report.report import Certification, Comparison, FileDigest, Level, Result, RuntimeCertification
 from rewriter.text import quoted

@@ -31,9 +31,9 @@ from rewriter.graph.walk import all_graphs, iter_nodes
 from rewriter.options import values_of
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Claim, Claimed
-from rewriter.proof.run import Way
+from rewriter.proof.run import Progress, Way
 from rewriter.proof.settings import LARGE, Settings, checked
-from rewriter.proof.validate import Judge, Progress
+from rewriter.proof.validate import Judge
 from rewriter.report.report import BlockRow, FolderReport, Report, Shape
 from rewriter.text import counted, first_of, quoted
 
@@ -117,10 +117,9 @@ def rewrite(
         report = replace(report, made=shape_of(rewritten, staged.size if staged is not None else 0))
         if proves:
             with run.step("validate", "proving"):
-                result = replace(source, proto=rewritten, path=None)
-                result = result if staged is None else load_model(staged.path, mapped=True)
+                result = source.with_proto(rewritten) if staged is None else load_model(staged.path, mapped=True)
                 claims = tuple(claim_of(each, choices.accuracy, added) for each in plan.conversions)
-                lowered, longest = replace(source, proto=plan.model, path=None), longest_of(plan.conversions)
+                lowered, longest = source.with_proto(plan.model), longest_of(plan.conversions)
                 judge = Judge(source, result, claims, settings, run.progress, lowered, run=runs, longest=longest)
                 proof = judge.verdict()
             status = ExitStatus.CONVERTED if proof.passed else ExitStatus.VALIDATION_FAILED
@@ -178,7 +177,7 @@ def _planned(
         plan = make_plan(model, choices, partial(read_tensor, source))
     if plan.undetermined and settings is not None:
         with run.step("calibrate", "measuring pre-activations"):
-            lowered, notes = replace(source, proto=plan.model, path=None), tuple[str, ...]()
+            lowered, notes = source.with_proto(plan.model), tuple[str, ...]()
             if gates := tuple(dict.fromkeys(each.gate for each in plan.undetermined if not each.path)):
                 try:
                     runs = run_accepted(
@@ -342,11 +341,8 @@ def _folder(
         raise UsageError(f"there is no .onnx file in {quoted(source)}; {advice}")
 
     def converted(path: Path, to: Path | None, name: Path, **further: Any) -> Report:
-        def named(what: str, done: int, total: int) -> None:
-            progress(f"{name}: {what}", done, total)
-
         try:
-            return alone(path, to, progress=named, **further)
+            return alone(path, to, progress=lambda what, *steps: progress(f"{name}: {what}", *steps), **further)
         except RewriteError as error:
             raise type(error)(f"{quoted(name)}: {error.args[0]}") from error
 

@@ -16,7 +16,7 @@ from rewriter.options import Option, options_of, unknown_option
 from rewriter.text import counted, quoted
 
 if TYPE_CHECKING:
-    from rewriter.proof.validate import Progress
+    from rewriter.proof.run import Progress
     from rewriter.report.report import Result
     from rewriter.report.terminal import Console
 

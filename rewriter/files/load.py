@@ -20,7 +20,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -88,6 +88,10 @@ class LoadedModel:
     def views(self) -> Mapping[GraphPath, GraphView]:
         """The indices of its graphs; that of the main one is at ()."""
         return {view.path: view for view in all_views(self.proto)}
+
+    def with_proto(self, proto: onnx.ModelProto) -> "LoadedModel":
+        """A model in memory with the same external data; itself if that is its own proto."""
+        return self if proto is self.proto else replace(self, proto=proto, path=None)
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """A model built from this one, as written: a copy with the fallbacks, if any."""
@@ -278,10 +282,7 @@ def _values(tensor: onnx.TensorProto, base_dir: Path | None, *, mapped: bool = F
         # A view of the bytes where the type allows it: `to_array` would hold large weights twice.
         if element_type(tensor).bits % 8 == 0:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-            # ONNX stores little-endian; ml_dtypes types (kind V) have no byte order to set.
-            if dtype.kind != "V":
-                dtype = dtype.newbyteorder("<")
-            return raw.view(dtype).reshape(tuple(tensor.dims))
+            return raw.view(dtype.newbyteorder("<")).reshape(tuple(tensor.dims))
         tensor = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw.tobytes())
     check_inline(tensor)
     try:

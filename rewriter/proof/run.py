@@ -75,7 +75,7 @@ class Way:
 class Ran:
     """The results of a model in one way, case by case, unless it was run for its gaps alone."""
 
-    results: Results = ()
+    results: list[dict[str, Any]]
     cpu_nodes: tuple[str, ...] | None = ()
     defined: tuple[str, ...] = ()
 
@@ -129,47 +129,44 @@ def run_model(
         )
     wanted = tuple(outputs) or view.outputs
     cuts: Sequence[Cut | None] = split(view, wanted, SEGMENT) if by_blocks else (None,)
-    # For each way, the values of the tensors that later segments read, case by case.
-    flows: list[list[dict[str, Any]]] = [[dict(case.feeds) for case in cases] for _ in ways]
-    runs = {way: Ran() for way in ways}
+    # Until all segments have run, the results are the values of the tensors that later ones read.
+    runs = {way: Ran([dict(case.feeds) for case in cases]) for way in ways}
     kept, skipped = list(cases), list[str]()
-    by_case: list[list[Any]] = [kept, *flows]
+    by_case: list[list[Any]] = [kept, *(ran.results for ran in runs.values())]
     for number, part in enumerate(cuts):
         later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*wanted}
         proto = with_outputs(model.proto, view, wanted) if part is None else extract(model.proto, view, part)
-        loaded = model if proto is model.proto else replace(model, proto=proto, path=None)
-        for place, (way, flow) in enumerate(zip(ways, flows, strict=True)):
-            progress(f"running {what}, {way}", number * len(flows) + place, len(cuts) * len(flows))
-            over = flows[ways.index(replace(way, again=False))] if way.again else ()
+        for place, (way, ran) in enumerate(runs.items()):
+            progress(f"running {what}, {way}", number * len(ways) + place, len(cuts) * len(ways))
+            over = runs[replace(way, again=False)].results if way.again else ()
             # Only the first way may refuse a case: one that another way refuses is an error, not an invalid input.
             how = {"prepack": part is None, "may_refuse": may_refuse and not place}
-            refused = _run_part(loaded, way, runs[way], flow, over, **how) if flow else {}
+            refused = _run_part(model.with_proto(proto), way, ran, over, **how) if kept else {}
             skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
             for every in by_case:
                 every[:] = [each for index, each in enumerate(every) if index not in refused]
-            for values in flow:
+            for values in ran.results:
                 for name in values.keys() - later:
                     del values[name]
-    for ran, flow in zip(runs.values(), flows, strict=True):
-        ran.results = [tensors_of({name: values[name] for name in wanted}) for values in flow]
+    for ran in runs.values():
+        ran.results = [tensors_of({name: values[name] for name in wanted}) for values in ran.results]
     truth = _in_float64(model, kept, progress) if wide and not by_blocks else None
     gaps = gaps or gaps_of(runs)
     for way, ran in runs.items():
-        ran.results = () if way.again else cleared(ran.results, gaps)
+        ran.results = [] if way.again else cleared(ran.results, gaps)
     return ModelRuns(tuple(kept), tuple(skipped), runs, truth and cleared(truth, gaps), len(cuts), gaps)
 
 
 def _run_part(
-    model: LoadedModel, way: Way, ran: Ran, flow: Sequence[dict[str, Any]], over: Sequence[Mapping[str, Any]], *,
-    prepack: bool, may_refuse: bool,
-) -> dict[int, str]:  # fmt: skip
+    model: LoadedModel, way: Way, ran: Ran, over: Sequence[Mapping[str, Any]], *, prepack: bool, may_refuse: bool
+) -> dict[int, str]:
     """Run one segment in one way, add its outputs to the values of each case; return refused cases with reasons."""
-    refused, feeds = dict[int, str](), [fed(model, values) for values in flow]
+    refused, feeds = dict[int, str](), [fed(model, values) for values in ran.results]
     session = open_model(model, way.provider, optimise=way.optimise, prepack=prepack)
     ran.defined += session.defined
     known = ran.cpu_nodes is not None and session.cpu_nodes is not None
     ran.cpu_nodes = (*(ran.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
-    for index, values in enumerate(flow):
+    for index, values in enumerate(ran.results):
         try:
             values.update(session.run(feeds[index], over=over[index] if over else None))
         except ValidationError as error:
@@ -231,7 +228,7 @@ def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
     return found
 
 
-def cleared(results: Results, gaps: Gaps) -> Results:
+def cleared(results: Results, gaps: Gaps) -> list[dict[str, Array]]:
     """The same results with zeros at the gaps; an array of another shape stays, and is refused later."""
     made = [dict(case) for case in results]
     for case, masks in zip(made, cycle(gaps or ({},))):
@@ -378,8 +375,7 @@ def noisy(
     proto, draws = nudged(model.proto, points)
     drawn = [Case(case.name, {**case.feeds, **draw}) for draw in draws for case in cases]
     with suppress(ValidationError):
-        changed = replace(model, proto=proto, path=None)
-        runs = run_model(changed, drawn, [way], what="the original with noise", **options)
+        runs = run_model(model.with_proto(proto), drawn, [way], what="the original with noise", **options)
         return [runs.ways[way].results[start : start + len(cases)] for start in range(0, len(drawn), len(cases))]
     return ()
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass, replace
 from rewriter.inputs import Given
 from rewriter.options import option
 
-PROOFS = ("auto", "whole", "blocks")
-"""The part of a model that is loaded at a time: all of it (`whole`), or one block or segment (`blocks`)."""
-
 LARGE = 5 * 10**8  # bytes of model and weights above which `auto` means `blocks`
 
 
@@ -40,7 +37,7 @@ class Settings:
         "auto",
         "Load whole models, or one block or segment of a model at a time (blocks). auto: blocks above "
         f"{LARGE // 10**6} MB.",
-        choices=PROOFS,
+        choices=("auto", "whole", "blocks"),
         see="decisions/0019-proof-in-segments.md",
         rare=True,
     )

@@ -31,8 +31,6 @@ from rewriter.proof.run import ModelRuns, Point, Progress, Way, noisy, remarks, 
 from rewriter.proof.settings import Settings
 from rewriter.proof.values.compare import prove
 
-__all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
-
 CHEAP = 2**26  # models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`
 _LONGEST = 64  # tokens of the longest generated sequence
 
@@ -154,12 +152,6 @@ class Judge:
             return Validation(certificate, {}, (), (), refuted, unproved, (str(error),))
 
     @property
-    def _named(self) -> LoadedModel:
-        """The form of the original whose tensors the claims name."""
-        lowered = self.lowered
-        return self.original if lowered is None or lowered.proto is self.original.proto else lowered
-
-    @property
     def _by_blocks(self) -> bool:
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
@@ -168,19 +160,19 @@ class Judge:
         further: dict[str, Any] = {"claims": held, "blocks": self.claims, "dims": dims}
         further |= {"longest": self.longest, "isolate": self.isolate}
         found = prove(self.original, self.rewritten, **further)
-        if not found.certified and self.claims and self._named is not self.original:
-            # The names of the blocks are those of the lowered form, which must then be the same as the original.
-            second = prove(self._named, self.rewritten, **further)
-            if second.certified:
-                first = prove(self.original, self._named, dims=dims)
-                found = replace(second, sizes=first.sizes or second.sizes) if first.certified else found
-            else:
-                found = second
-        return found
+        named = self.lowered or self.original
+        if found.certified or not self.claims or named is self.original:
+            return found
+        # The names of the blocks are those of the lowered form, which must then be the same as the original.
+        second = prove(named, self.rewritten, **further)
+        if not second.certified:
+            return second
+        first = prove(self.original, named, dims=dims)
+        return replace(second, sizes=first.sizes or second.sizes) if first.certified else found
 
     def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
         providers, claims = self.settings.providers, self.claims
-        old, named = self.original, self._named
+        old, named = self.original, self.lowered or self.original
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
         main = named.views[()]

@@ -141,8 +141,4 @@ def shown(console: rich.console.Console, clock: Callable[[], float] = time.monot
     columns = (SpinnerColumn(), text, BarColumn(24), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=1)
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=clean(what), completed=done, total=total)
-
-        yield show
+        yield lambda what, done, total: bar.update(task, description=clean(what), completed=done, total=total)
