@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -386,8 +387,6 @@ def _value_of(array: NDArray[Any]) -> Any:
 def _array_of(value: Any) -> NDArray[Any]:
     if value.data_type() != _BFLOAT16:
         return np.asarray(value.numpy())
-    import ml_dtypes
-
     bits = ctypes.string_at(value.data_ptr(), 2 * math.prod(value.shape()))
     return np.frombuffer(bits, ml_dtypes.bfloat16).reshape(value.shape())
 

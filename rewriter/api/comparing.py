@@ -33,7 +33,7 @@ from rewriter.options import build
 from rewriter.ort import LEVELS, RULES, Session, chosen_providers, open_session, optimisers, write_optimised
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.run import Point, Progress, silent
-from rewriter.proof.settings import CompareOptions, Settings, checked
+from rewriter.proof.settings import CompareOptions, Settings
 from rewriter.proof.validate import Judge
 from rewriter.proof.values.compare import prove
 from rewriter.report.report import Certification, Comparison, FileDigest, Level, Result, RuntimeCertification
@@ -98,17 +98,17 @@ def certify(
             raise UsageError("claims, an accuracy and names are for two models")
         return _optimised(original, limit, progress)
     a, b = (load_model(source, mapped=True) for source in (original, rewritten))
-    models = a, renamed(a, b, names or {})
-    held, longest, _ = stated(models[1].proto, accuracy)
+    b = renamed(a, b, names or {})
+    held, longest, _ = stated(b.proto, accuracy)
     if claims is not None:
         for name, (most, domain) in claims.items():
             if not 0.0 <= most < math.inf or (domain is not None and not 0.0 < domain < math.inf):
                 what = "a limit of at least 0 and a domain above 0, or None"
                 raise UsageError(f"the claim about {quoted(name)} is not {what}")
-        paths = [view.path for view in all_views(models[0].proto)]
+        paths = [view.path for view in all_views(a.proto)]
         held = {(path, name): Claimed(*each) for name, each in claims.items() for path in paths}
-    found = prove(*models, claims=held, limit=limit, longest=longest)
-    return Certification(_digest(original, a), _digest(rewritten, models[1]), found)
+    found = prove(a, b, claims=held, limit=limit, longest=longest)
+    return Certification(_digest(original, a), _digest(rewritten, b), found)
 
 
 def _optimised(source: Source, limit: float, progress: Progress) -> RuntimeCertification:
@@ -210,7 +210,8 @@ def _compared(
     sources: tuple[Source, Source], options: Mapping[str, Any], run: Run, *, files: bool, outputs: bool
 ) -> Comparison:
     check_known(options, Settings, CompareOptions)
-    settings, asked = checked(settings_of(options)), build(CompareOptions, options)
+    settings, asked = settings_of(options), build(CompareOptions, options)
+    settings = replace(settings, providers=chosen_providers(settings.providers))
     with run.step("load", "loading"):
         a, b = (load_model(each, mapped=True) for each in sources)
     b = renamed(a, b, asked.names or {})

@@ -29,10 +29,11 @@ from rewriter.files.save import check_output, staged_output
 from rewriter.graph.view import operator_of
 from rewriter.graph.walk import all_graphs, iter_nodes
 from rewriter.options import values_of
+from rewriter.ort import chosen_providers
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Claim, Claimed
 from rewriter.proof.run import Progress, Way
-from rewriter.proof.settings import LARGE, Settings, checked
+from rewriter.proof.settings import LARGE, Settings
 from rewriter.proof.validate import Judge
 from rewriter.report.report import BlockRow, FolderReport, Report, Shape
 from rewriter.text import counted, first_of, quoted
@@ -90,7 +91,7 @@ def rewrite(
         unfit |= {"--inputs": settings.inputs, "--expose": choices.expose}
         alone = partial(rewrite, validate=validate, **options)
         return _folder(Path(model), out, alone, unfit, run.progress, dry_run=dry_run)
-    settings = checked(settings) if proves and runs else settings
+    settings = replace(settings, providers=chosen_providers(settings.providers)) if proves and runs else settings
     with run.step("load", "loading"):
         source = load_model(model, mapped=out is not None or dry_run)  # a result in memory must not need the file
     if out is not None:

@@ -340,14 +340,10 @@ def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[t
     while begin < last:
         tag, start = _varint(data, begin, last)
         number, wire = tag >> 3, tag & 7
+        value, end = _varint(data, start, last)  # the contents, or their length
         if wire == _BYTES:
-            length, start = _varint(data, start, last)
-            end = start + length
-        elif wire == _VARINT:
-            end = _varint(data, start, last)[1]
-        else:
-            raise DecodeError
-        if end > last or (number == message and wire != _BYTES):
+            start, end = end, end + value
+        if wire not in (_VARINT, _BYTES) or end > last or (number == message and wire != _BYTES):
             raise DecodeError
         yield number, begin, start, end
         begin = end

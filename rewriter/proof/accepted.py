@@ -83,10 +83,8 @@ def run_accepted(
     for sizes in SizeSearch(maker, refusals).found():
         accepted |= {case.name: case for case in maker.changed(kinds=sizes).usual()}
     if not accepted:
-        raise ValidationError(
-            f"the original model runs on none of the {len(runs.skipped)} inputs tried, nor at other sizes; give some "
-            f"with --inputs, or sizes with --dim ({runs.skipped[0]})"
-        )
+        what = f"the original model runs on none of the {len(runs.skipped)} inputs tried, nor at other sizes"
+        raise ValidationError(f"{what}; give some with --inputs, or sizes with --dim ({runs.skipped[0]})")
     return runs if len(accepted) == len(runs.cases) else run(tuple(accepted.values()))
 
 

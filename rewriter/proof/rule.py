@@ -87,10 +87,8 @@ def compared(
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wrong = misplaced(a, b, [other[number] for other in others])
         if wrong.any():
-            reason = (
-                f"has {int(wrong.sum())} entries that are finite in one model only, or NaN or infinite "
-                f"otherwise{_entry(a, b, wrong)}"
-            )
+            what = "entries that are finite in one model only, or NaN or infinite otherwise"
+            reason = f"has {int(wrong.sum())} {what}{_entry(a, b, wrong)}"
             return Judgement(name, np.inf, 0.0, 0.0, reason, case=cases[number])
     if tolerance is not None:
         return _by_tolerance(name, ours, theirs, *tolerance)
@@ -112,10 +110,9 @@ def compared(
     if worst.proves_nothing or worst.error <= worst.allowed:
         return worst
     a, b = ours[place], theirs[place]
-    reason = (
-        f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
-        f"{worst.rounding:.3g} of rounding{_entry(a, b, np.nan_to_num(_differences(a, b), posinf=0.0))}"
-    )
+    where = _entry(a, b, np.nan_to_num(_differences(a, b), posinf=0.0))
+    most = f"{worst.allowed:.3g} is allowed: {FACTOR:g} x {worst.rounding:.3g} of rounding"
+    reason = f"is off by {worst.error:.3g} of its norm, where {most}{where}"
     return replace(worst, case=place, reason=reason)
 
 

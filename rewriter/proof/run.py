@@ -123,10 +123,8 @@ def run_model(
     view = model.views[()]
     given = {name for case in cases for name in case.feeds} - set(view.inputs)
     if given and by_blocks:
-        raise UsageError(
-            f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
-            "prove with --option proof=whole"
-        )
+        fault = f"input {quoted(min(given))} has a default, which a proof by blocks cannot override"
+        raise UsageError(f"{fault}; leave it out, or prove with --option proof=whole")
     wanted = tuple(outputs) or view.outputs
     cuts: Sequence[Cut | None] = split(view, wanted, SEGMENT) if by_blocks else (None,)
     # Until all segments have run, the results are the values of the tensors that later ones read.

@@ -4,7 +4,7 @@ The module imports little at the top, because the command line always loads it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rewriter.inputs import Given
 from rewriter.options import option
@@ -72,10 +72,3 @@ class CompareOptions:
     def tolerance(self) -> tuple[float, float] | None:
         """atol and rtol, if either was given."""
         return None if self.atol is self.rtol is None else (self.atol or 0.0, self.rtol or 0.0)
-
-
-def checked(settings: Settings) -> Settings:
-    """The settings with default providers filled in. Raises as `require_provider`."""
-    from rewriter.ort import chosen_providers
-
-    return replace(settings, providers=chosen_providers(settings.providers))

@@ -329,10 +329,8 @@ def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str,
     for tensor, (name, domain) in watched.items():
         largest = reached.get(tensor, 0.0)
         if largest > domain:
-            yield (
-                f"{name}: pre-activations reach {largest:.4g}, its program holds up to {domain:.4g}; exclude it with "
-                "--skip, or fit it on a larger one with --option domain=R"
-            )
+            fault = f"{name}: pre-activations reach {largest:.4g}, its program holds up to {domain:.4g}"
+            yield f"{fault}; exclude it with --skip, or fit it on a larger one with --option domain=R"
 
 
 def _noise(certificate: Certificate, claims: Sequence[Claim], model: LoadedModel) -> Iterator[Point]:

@@ -512,30 +512,26 @@ class Comparison(Result):
 
     @property
     def summary(self) -> str:
-        return f"{loud(self.verdict)}  {self._finding}"
-
-    @property
-    def _finding(self) -> str:
-        pair, proof = f"{self.a} and {self.b}", self.proof
+        verdict, pair, proof = loud(self.verdict), f"{self.a} and {self.b}", self.proof
         if proof is None:
-            return f"{pair} have different inputs or outputs; rename them with --map OLD=NEW"
+            return f"{verdict}  {pair} have different inputs or outputs; rename them with --map OLD=NEW"
         if self.failures:
-            return f"{self.b} does not compute what {self.a} does"
+            return f"{verdict}  {self.b} does not compute what {self.a} does"
         outputs = [each for run in proof.providers.values() for each in run.compared.values()]
         nothing = sum(each.startswith("nothing could be compared") for each in self.undecided)
         if nothing or (proof.providers and not outputs):
             several = nothing < len({each.name for each in outputs})
-            return f"{pair}: {'not every output' if several else 'nothing'} could be compared"
+            return f"{verdict}  {pair}: {'not every output' if several else 'nothing'} could be compared"
         ratio = "" if math.isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
         where = ", ".join(proof.providers)
         if self.same:
             holds = "" if proof.certificate is None else f" {reach(proof.certificate)}"
-            return f"{self.b} computes what {self.a} does{holds}{where and f', and on {where}'}{ratio}"
+            return f"{verdict}  {self.b} computes what {self.a} does{holds}{where and f', and on {where}'}{ratio}"
         if not where:
-            return f"{pair}: neither proved nor refuted, and not run"
+            return f"{verdict}  {pair}: neither proved nor refuted, and not run"
         inputs = counted(len(proof.cases), "input")
         largest = f"largest difference {max(each.max_abs for each in outputs):.2g}"
-        return f"{self.b} agrees with {self.a} on {inputs} on {where}, {largest}{ratio}; not proved"
+        return f"{verdict}  {self.b} agrees with {self.a} on {inputs} on {where}, {largest}{ratio}; not proved"
 
     @property
     def error_ratio(self) -> float:
