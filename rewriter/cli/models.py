@@ -154,7 +154,7 @@ def convert(
     options |= {"dry_run": dry_run, "validate": validate}
 
     def show(console: "Console", result: "rewriter.Report") -> None:
-        if certificate is not None and result and result.validation.certificate is not None:
+        if certificate is not None and result:
             from rewriter.api.comparing import certification_of
 
             certification_of(model, result.output, result.validation.certificate).write(certificate)

@@ -70,7 +70,7 @@ class ProviderRun:
 class Validation:
     """The verdict."""
 
-    certificate: Certificate | None  # the proof for every input; None if the models could not be compared at all
+    certificate: Certificate  # the proof for every input
     providers: Mapping[str, ProviderRun]  # the runs, by execution provider as requested: cpu, cuda:device_id=1
     cases: tuple[str, ...]  # inputs that were run
     skipped: tuple[str, ...]  # inputs that the original model itself refused, with the reason
@@ -97,7 +97,7 @@ class Validation:
     @property
     def certified(self) -> bool:
         """Whether the rewritten model is proved to compute the same function as the original."""
-        return self.certificate is not None and self.certificate.certified
+        return self.certificate.certified
 
     @property
     def error_ratio(self) -> float:

@@ -196,7 +196,7 @@ class Report(Result):
         where = f"written to {self.output} in {self.seconds.get('total', 0.0):.1f} s" if self.output else "in memory"
         if self.proof is None:
             return f"NOT PROVED  {self.what}, {where}"
-        how = "" if self.proof.certificate is None else f"certified {reach(self.proof.certificate)}"
+        how = f"certified {reach(self.proof.certificate)}"
         if not self.proof.providers:
             return f"CERTIFIED  {self.what}, {how}, not run; {where}"
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
@@ -204,8 +204,7 @@ class Report(Result):
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data; without the functions of the regions, which may be long and are in the certificate."""
         made = super().to_json()
-        certificate = made["validation"] and made["validation"]["certificate"]
-        for region in certificate["regions"] if certificate else ():
+        for region in made["validation"]["certificate"]["regions"] if made["validation"] else ():
             region["functions"] = []
         return made
 
@@ -492,7 +491,7 @@ class Comparison(Result):
             return "different"
         if self.undecided:
             return "not proved"
-        if self.proof.certificate is not None and self.proof.certified and self.proof.passed:
+        if self.proof.certified and self.proof.passed:
             return verdict_of(self.proof.certificate)
         return "agrees" if self.proof.providers else "not proved"
 
@@ -525,8 +524,8 @@ class Comparison(Result):
         ratio = "" if math.isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
         where = ", ".join(proof.providers)
         if self.same:
-            holds = "" if proof.certificate is None else f" {reach(proof.certificate)}"
-            return f"{verdict}  {self.b} computes what {self.a} does{holds}{where and f', and on {where}'}{ratio}"
+            holds = reach(proof.certificate)
+            return f"{verdict}  {self.b} computes what {self.a} does {holds}{where and f', and on {where}'}{ratio}"
         if not where:
             return f"{verdict}  {pair}: neither proved nor refuted, and not run"
         inputs = counted(len(proof.cases), "input")

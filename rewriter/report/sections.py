@@ -133,8 +133,7 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
     rest = f"And {more:,} more; the JSON report holds them all." * (more > 0)
     found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): [report.problems[:_MAX_FAILURES], rest]}
     if proof is not None:
-        if proof.certificate is not None:
-            found["proved", f"Proved {reach(proof.certificate)}"] = [region_table(proof.certificate)]
+        found["proved", f"Proved {reach(proof.certificate)}"] = [region_table(proof.certificate)]
         found["measured", "Reference measurement of rounding"] = [float_table(report)]
         if proof.providers:
             inputs = ["Inputs of the proof:", proof.cases, skipped(proof, verbose=True)]
@@ -155,8 +154,7 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
     proof = report.proof
     if proof is None:
         return
-    if proof.certificate is not None:
-        yield "proved", "Proved", f"{proved(proof.certificate)}. Rounding is not part of this."
+    yield "proved", "Proved", f"{proved(proof.certificate)}. Rounding is not part of this."
     if proof.providers:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
         text = ", text among them" if any(name.endswith("text") for name in proof.cases) else ""
@@ -392,15 +390,13 @@ def _departure(certificate: Certificate) -> Parts:
 
 
 def _proof(found: Comparison, proof: Validation, *, verbose: bool) -> Parts:
-    certificate = proof.certificate
-    if verbose and certificate is not None:
-        yield region_table(certificate), ""
+    if verbose:
+        yield region_table(proof.certificate), ""
     if proof.providers:
         yield rule_table(proof, tolerated=found.tolerance is not None), ""
         yield f"inputs: {'; '.join(proof.cases)}", ""
-    if certificate is not None:
-        yield f"proved: {proved(certificate)}", ""
-        yield from _departure(certificate)
+    yield f"proved: {proved(proof.certificate)}", ""
+    yield from _departure(proof.certificate)
     unproved = (each for each in proof.unproved if each not in found.undecided)
     for text in (*unproved, *skipped(proof, verbose=verbose)):
         yield text, "yellow"

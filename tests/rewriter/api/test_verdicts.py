@@ -19,7 +19,6 @@ def test_a_difference_at_lengths_that_are_not_tried_is_not_certified_there() -> 
     b = text_model(f"{LONGER} y = Relu(x) z = Mul(y, $2.0) out = Add(z, f)")
     for found in (validate(a, b), diff(a, b)):
         assert found.verdict == "certified at the sizes tried"
-        assert found.validation.certificate is not None
         assert found.validation.certificate.sizes[2] == "batch 1, sequence 61"
         assert "of 4 sizes" in found.summary
         assert any(
