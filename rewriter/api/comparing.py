@@ -26,7 +26,7 @@ from rewriter.compare import difference, renamed, signature_differences
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.files.save import sha256_of
-from rewriter.graph.view import Place, all_views
+from rewriter.graph.view import Place
 from rewriter.graph.walk import iter_nodes
 from rewriter.inputs.cases import Case, Kind, Maker
 from rewriter.options import build
@@ -105,8 +105,7 @@ def certify(
             if not 0.0 <= most < math.inf or (domain is not None and not 0.0 < domain < math.inf):
                 what = "a limit of at least 0 and a domain above 0, or None"
                 raise UsageError(f"the claim about {quoted(name)} is not {what}")
-        paths = [view.path for view in all_views(a.proto)]
-        held = {(path, name): Claimed(*each) for name, each in claims.items() for path in paths}
+        held = {(path, name): Claimed(*each) for name, each in claims.items() for path in a.views}
     found = prove(a, b, claims=held, limit=limit, longest=longest)
     return Certification(_digest(original, a), _digest(rewritten, b), found)
 

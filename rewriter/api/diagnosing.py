@@ -12,7 +12,7 @@ from rewriter.errors import RewriteError
 from rewriter.files.load import load_model
 from rewriter.ort import PROVIDERS, Provider, load_onnxruntime, require_provider
 from rewriter.proof.settings import LARGE
-from rewriter.report.report import Result, by_problems
+from rewriter.report.report import Result
 from rewriter.text import one_line, size
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
@@ -29,7 +29,6 @@ class Diagnosis(Result):
     model_bytes: int | None  # with external data; None without a model
     problems: tuple[str, ...] = ()  # each with the step that fixes it
     also = ("exit_status",)
-    exit_status = by_problems
 
     @property
     def summary(self) -> str:

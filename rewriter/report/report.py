@@ -35,8 +35,11 @@ _Part = TypeVar("_Part")
 class Result(ABC):
     """A result with the exit status that the command line would have; true if all is well."""
 
-    exit_status: ExitStatus = ExitStatus.CONVERTED
     also: ClassVar[tuple[str, ...]] = ()  # properties that the JSON has beside the fields
+
+    @property
+    def exit_status(self) -> ExitStatus:
+        return ExitStatus(bool(self.problems))
 
     @property
     @abstractmethod
@@ -76,9 +79,6 @@ class Result(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary}>"
-
-
-by_problems: Any = property(lambda result: ExitStatus(bool(result.problems)))  # the `exit_status` of some results
 
 
 @dataclass(frozen=True)
@@ -339,8 +339,6 @@ class Certification(Result):
     wrong: tuple[str, ...] | None = field(default=None, metadata={"json": ""})
     also = ("verdict",)
 
-    exit_status = by_problems
-
     @property
     def verdict(self) -> Verdict:
         """`different` only with a counterexample: a number at which an activation is further off than its limit."""
@@ -348,8 +346,7 @@ class Certification(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        reasons = tuple(refusal.text for refusal in self.certificate.refusals)
-        return (*(self.wrong or ()), *(() if self.certificate.certified else reasons or ("not certified",)))
+        return (*(self.wrong or ()), *(refusal.text for refusal in self.certificate.refusals))
 
     @property
     def summary(self) -> str:
@@ -395,8 +392,6 @@ class RuntimeCertification(Result):
     onnxruntime: str  # its version
     nodes: int  # their number in the model
     levels: tuple[Level, ...]  # by level of optimisation
-
-    exit_status = by_problems
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -496,7 +491,7 @@ class Comparison(Result):
         return "agrees" if self.proof.providers else "not proved"
 
     @property
-    def exit_status(self) -> ExitStatus:  # type: ignore[override]
+    def exit_status(self) -> ExitStatus:
         """0 if B is certified or agrees, otherwise 1."""
         return ExitStatus.VALIDATION_FAILED if self.verdict in ("not proved", "different") else ExitStatus.CONVERTED
 
