@@ -5,11 +5,12 @@ name must be given as ./NAME.
 """
 
 import difflib
+import io
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,35 +38,14 @@ COMMANDS = {str(each.name): each for each in (inspect, certify, validate, diff, 
 _COMPLETE = "_REWRITE_COMPLETE"
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, as container runtimes send it: everything is cleaned up as after Ctrl-C."""
+class Forgiving(io.FileIO):
+    """A stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`."""
 
-
-def _terminate(*_: object) -> None:
-    raise _Terminated
-
-
-class Forgiving:
-    """A text stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        self._dropping(self._stream.write, text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._dropping(self._stream.flush)
-
-    def _dropping(self, call: Callable[..., object], *text: str) -> None:
+    def write(self, data: Any) -> int | None:
         try:
-            call(*text)
-        except BrokenPipeError:  # also buffered text, which the interpreter would write as it exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
 
 
 class _Completing(click.Group):
@@ -86,8 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if _COMPLETE in os.environ:
         group = _Completing("rewrite", commands=COMMANDS, add_help_option=False)
         sys.exit(shell_complete(group, {}, "rewrite", _COMPLETE, os.environ[_COMPLETE]))
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.stdout, sys.stderr = Forgiving(sys.stdout), Forgiving(sys.stderr)
+    # As container runtimes send it: everything is cleaned up as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # None where it is closed
+            buffer = io.BufferedWriter(Forgiving(stream.fileno(), "wb", closefd=False))
+            how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, **how))
     status = run(arguments)
     sys.stdout.flush()
     sys.exit(status)
@@ -112,8 +98,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # click's own suggestions end in a question mark.
         click.echo(f"rewrite: {message}{' See' if message.endswith('?') else '; see'} '{name} --help'", err=True)
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt) as error:
-        terminated = isinstance(error.__cause__ or error, _Terminated)
+    except (click.Abort, KeyboardInterrupt, SystemExit) as error:
+        terminated = isinstance(error, SystemExit)
         what = "terminated" if terminated else "interrupted"
         click.echo(f"rewrite: {what}; no half-written file is left", err=True)
         return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
