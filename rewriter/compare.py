@@ -15,7 +15,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, type_of
 from rewriter.graph.view import constant_of, holder_name, key_of, operator_of, opsets
-from rewriter.graph.walk import iter_nodes, subgraphs, with_distinct_names
+from rewriter.graph.walk import iter_all, iter_nodes, subgraphs, with_distinct_names
 from rewriter.text import counted, decoded, quoted
 
 _REMARKS = ("unused opset", "metadata", "model")  # entries that do not affect the computation
@@ -61,13 +61,12 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
     """Compare two files. Raises ModelError."""
     left, right = _weights(a), _weights(b)
     tensors = tuple(_weight_changes(a, b, left, right))
-    every = [[*iter_nodes(model.proto.graph.node)] for model in (a, b)]
-    bodies = (iter_nodes(function.node) for model in (a, b) for function in model.proto.functions)
-    used = {key_of(node)[0] for nodes in (*every, *bodies) for node in nodes}
+    every = (thing for model in (a, b) for thing in iter_all(model.proto))
+    used = {key_of(thing)[0] for thing in every if isinstance(thing, onnx.NodeProto)}
     ours, theirs = _stated(a.proto, used), _stated(b.proto, used)
     entries = ((*key, ours.get(key), theirs.get(key)) for key in {**ours, **theirs})
     stated = [Change(what, decoded(name), one, two) for what, name, one, two in entries if one != two]
-    counts = [Counter(map(operator_of, nodes)) for nodes in every]
+    counts = [Counter(map(operator_of, iter_nodes(model.proto.graph.node))) for model in (a, b)]
     return GraphDifference(
         operators={name: (counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])},
         tensors=tensors,

@@ -21,7 +21,7 @@ import onnx
 from passes.options import Options
 from passes.plan import PlanError, make_plan, read_record
 from rewriter.api.rewriting import held_by, longest_of
-from rewriter.api.run import CompareKeywords, Run, check_known, described, environment, name_of, settings_of
+from rewriter.api.run import CompareKeywords, Run, described, environment, name_of, options_among
 from rewriter.compare import difference, renamed, signature_differences
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
@@ -29,7 +29,6 @@ from rewriter.files.save import sha256_of
 from rewriter.graph.view import Place
 from rewriter.graph.walk import iter_nodes
 from rewriter.inputs.cases import Case, Kind, Maker
-from rewriter.options import build
 from rewriter.ort import LEVELS, RULES, Session, chosen_providers, open_session, optimisers, write_optimised
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.run import Point, Progress, silent
@@ -208,8 +207,7 @@ def diff(
 def _compared(
     sources: tuple[Source, Source], options: Mapping[str, Any], run: Run, *, files: bool, outputs: bool
 ) -> Comparison:
-    check_known(options, Settings, CompareOptions)
-    settings, asked = settings_of(options), build(CompareOptions, options)
+    asked, settings = options_among(options, CompareOptions)
     settings = replace(settings, providers=chosen_providers(settings.providers))
     with run.step("load", "loading"):
         a, b = (load_model(each, mapped=True) for each in sources)

@@ -21,14 +21,14 @@ from passes.conversion import Conversion
 from passes.match.blocks import kinds
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
-from rewriter.api.run import RewriteKeywords, Run, check_known, checked_options, described, name_of, settings_of
+from rewriter.api.run import RewriteKeywords, Run, check_exposed, described, name_of, options_among
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, check_structure, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.graph.view import operator_of
 from rewriter.graph.walk import all_graphs, iter_nodes
-from rewriter.options import values_of
+from rewriter.options import build, values_of
 from rewriter.ort import chosen_providers
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Claim, Claimed
@@ -80,8 +80,8 @@ def rewrite(
         ValidationError: the proof cannot be carried out, for example because the original does not run.
         TypeError: an option does not exist.
     """
-    check_known(options, Options, Settings)
-    choices, settings, run = checked_options(options), settings_of(options), Run(progress)
+    (choices, settings), run = options_among(options, Options), Run(progress)
+    check_exposed(choices)
     runs, proves = validate != "certificate", bool(validate) and not dry_run
     if not runs and (settings.inputs is not None or settings.providers or settings.dims):
         raise UsageError("--certificate-only runs no model: leave out --inputs, --provider and --dim")
@@ -314,7 +314,7 @@ def inspect(model: Source, *, scope: str = "mlp", gate: str = "heads", tokens: i
     run = Run()
     with run.step("load", "loading"):
         source = load_model(model)
-    plan = _planned(run, source, (), checked_options({"scope": scope, "gate": gate}), None)
+    plan = _planned(run, source, (), build(Options, {"scope": scope, "gate": gate}), None)
     accounting = account(plan, tokens)
     return Inspection(**vars(run.finish(planned_report(name_of(model), source, plan))), accounting=accounting)
 

@@ -8,7 +8,7 @@ import os
 import platform
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.inputs import Inputs as GivenInputs
 from rewriter.inputs import as_given
-from rewriter.options import build, options_of, unknown_option
+from rewriter.options import Made, build, options_of, unknown_option
 from rewriter.proof.run import Progress, silent
 from rewriter.proof.settings import Settings
 from rewriter.report.report import Report
@@ -57,9 +57,8 @@ class Run:
         return {**self._seconds, "total": time.perf_counter() - self._start}
 
 
-def checked_options(given: Mapping[str, Any]) -> Options:
-    """The options of the rewriting among some keywords. Raises UsageError for an unfit value."""
-    options = build(Options, given)
+def check_exposed(options: Options) -> None:
+    """Raise UsageError for tensors that the heads cannot expose."""
     for text in options.expose:
         names, colon, glob = text.partition(":")
         odd = next((name for name in names.split(",") if name not in EXPOSED), None)
@@ -68,7 +67,6 @@ def checked_options(given: Mapping[str, Any]) -> Options:
             raise UsageError(f"expose is '{text}': {what}; write {', '.join(EXPOSED)}, or pattern:GLOB for some blocks")
     if options.expose and options.form not in ("compact", "masked"):
         raise UsageError(f"only the forms compact and masked can expose tensors, not {options.form}")
-    return options
 
 
 class RunKeywords(TypedDict, total=False):
@@ -108,18 +106,18 @@ class CompareKeywords(RunKeywords, total=False):
     accuracy: float | None
 
 
-def check_known(given: Iterable[str], *kinds: type) -> None:
-    """Raise TypeError for a keyword that is not an option of one of some dataclasses."""
-    known = [each.name for kind in kinds for each in options_of(kind)]
+def options_among(given: Mapping[str, Any], kind: type[Made]) -> tuple[Made, Settings]:
+    """The options of a dataclass among some keywords, and those of the proof, without default providers.
+
+    Raises TypeError for a keyword that is neither, UsageError for an unfit value.
+    """
+    known = [each.name for each in (*options_of(kind), *options_of(Settings))]
     for name in given:
         if name not in known:
             raise TypeError(unknown_option(name, known))
-
-
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The options of the proof among some keywords, without default providers. Raises UsageError for an unfit value."""
     inputs, dims = given.get("inputs"), dict(given.get("dims") or {})
-    return build(Settings, {**given, "inputs": None if inputs is None else as_given(inputs), "dims": dims})
+    proof = {**given, "inputs": None if inputs is None else as_given(inputs), "dims": dims}
+    return build(kind, given), build(Settings, proof)
 
 
 def described(keywords: type, *declared: type) -> Callable[[_Function], _Function]:
@@ -153,10 +151,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 def environment() -> dict[str, str]:
     """Versions, processor and operating system; without names of hosts and users, and paths: reports are shared."""
-    lines = list[str]()
-    with suppress(OSError):
-        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    text = _CPUINFO.read_text(encoding="utf-8", errors="replace") if _CPUINFO.exists() else ""
+    named = (line.partition(":")[2].strip() for line in text.splitlines() if line.lower().startswith("model name"))
     return {
         **{name: _version(name) for name in _PACKAGES},
         "Python": platform.python_version(),

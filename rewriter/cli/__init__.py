@@ -41,7 +41,7 @@ _COMPLETE = "_REWRITE_COMPLETE"
 class Forgiving(io.FileIO):
     """A stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):  # None where it is closed
             buffer = io.BufferedWriter(Forgiving(stream.fileno(), "wb", closefd=False))
-            how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            how: dict[str, Any] = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
             setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, **how))
     status = run(arguments)
     sys.stdout.flush()

@@ -356,8 +356,19 @@ def compared(found: Comparison, *, verbose: bool = False) -> Parts:
     """A comparison, without its verdict and problems."""
     if found.files is not None:
         yield from _files(found.files, verbose=verbose)
-    if found.proof is not None:
-        yield from _proof(found, found.proof, verbose=verbose)
+    proof = found.proof
+    if proof is not None:
+        if verbose:
+            yield region_table(proof.certificate), ""
+        if proof.providers:
+            yield rule_table(proof, tolerated=found.tolerance is not None), ""
+            yield f"inputs: {'; '.join(proof.cases)}", ""
+        yield f"proved: {proved(proof.certificate)}", ""
+        yield from _departure(proof.certificate)
+        unproved = (each for each in proof.unproved if each not in found.undecided)
+        yield from ((text, "yellow") for text in (*unproved, *skipped(proof, verbose=verbose)))
+        fallen = {provider: first_of(each.cpu_nodes) for provider, each in proof.providers.items() if each.cpu_nodes}
+        yield from ((f"on {provider}, ran on the CPU: {nodes}", "yellow") for provider, nodes in fallen.items())
     yield from ((f"note: {note}", "yellow") for note in found.notes)
 
 
@@ -387,22 +398,6 @@ def _certificate(certificate: Certificate) -> Parts:
 def _departure(certificate: Certificate) -> Parts:
     for line in () if certificate.departure is None else certificate.departure.lines():
         yield line, "yellow"
-
-
-def _proof(found: Comparison, proof: Validation, *, verbose: bool) -> Parts:
-    if verbose:
-        yield region_table(proof.certificate), ""
-    if proof.providers:
-        yield rule_table(proof, tolerated=found.tolerance is not None), ""
-        yield f"inputs: {'; '.join(proof.cases)}", ""
-    yield f"proved: {proved(proof.certificate)}", ""
-    yield from _departure(proof.certificate)
-    unproved = (each for each in proof.unproved if each not in found.undecided)
-    for text in (*unproved, *skipped(proof, verbose=verbose)):
-        yield text, "yellow"
-    for provider, each in proof.providers.items():
-        if each.cpu_nodes:
-            yield f"on {provider}, ran on the CPU: {first_of(each.cpu_nodes)}", "yellow"
 
 
 def _files(found: GraphDifference, *, verbose: bool) -> Parts:
