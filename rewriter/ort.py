@@ -209,7 +209,7 @@ class Session:
             # An OrtValue cannot be built from a list, and a missing one crashes Python.
             plain = all(kind.startswith("tensor") for kind in kinds[: len(feeds)]) and "optional" not in str(kinds)
             if plain and (over is not None or _BFLOAT16 in kinds):
-                results = _run_bound(self._session, feeds, wanted, over or {}, options)
+                results = self._run_bound(feeds, over or {}, options)
             else:
                 results = self._session.run(wanted, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -218,6 +218,27 @@ class Session:
             told = _index_error(str(error), feeds) or f"onnxruntime could not run the model: {plainly}"
             raise ValidationError(told) from error
         return {name: _plain(result, self._types[name]) for name, result in zip(wanted, results, strict=True)}
+
+    def _run_bound(self, feeds: Mapping[str, NDArray[Any]], over: Mapping[str, Any], options: Any) -> list[Any]:
+        """Run with values of onnxruntime; outputs in `over` are written into filled memory of that shape."""
+        binding = self._session.io_binding()
+        # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
+        held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # 0-D stays so
+        for name, array in held.items():
+            binding.bind_ortvalue_input(name, _value_of(array))
+        shapes, places = {value.name: value.shape for value in self._session.get_outputs()}, list[NDArray[Any]]()
+        for name in self.outputs:
+            like, shape = over.get(name), shapes.get(name)
+            if isinstance(like, np.ndarray) and like.dtype.kind not in "OUS" and (not shape or fits(like.shape, shape)):
+                places.append(_filled(like))
+                binding.bind_ortvalue_output(name, _value_of(places[-1]))
+            else:
+                binding.bind_output(name)
+        self._session.run_with_iobinding(binding, options)
+        results = binding.get_outputs()
+        if not all(result.is_tensor() for result in results):
+            return list(binding.copy_outputs_to_cpu())
+        return [np.array(_array_of(result)) for result in results]
 
 
 def _plain(value: Any, kind: str) -> Any:
@@ -339,30 +360,6 @@ def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
         return None
     on_cpu = (each for each in assignments if each.ep_name == "CPUExecutionProvider")
     return tuple(f"{node.op_type} '{node.name}'" for each in on_cpu for node in each.get_nodes())
-
-
-def _run_bound(
-    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], over: Mapping[str, Any], options: Any
-) -> list[Any]:
-    """Run with values of onnxruntime; outputs in `over` are written into filled memory of that shape."""
-    binding = session.io_binding()
-    # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
-    held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # 0-D stays 0-D
-    for name, array in held.items():
-        binding.bind_ortvalue_input(name, _value_of(array))
-    shapes, places = {value.name: value.shape for value in session.get_outputs()}, list[NDArray[Any]]()
-    for name in wanted:
-        like, shape = over.get(name), shapes.get(name)
-        if isinstance(like, np.ndarray) and like.dtype.kind not in "OUS" and (not shape or fits(like.shape, shape)):
-            places.append(_filled(like))
-            binding.bind_ortvalue_output(name, _value_of(places[-1]))
-        else:
-            binding.bind_output(name)
-    session.run_with_iobinding(binding, options)
-    results = binding.get_outputs()
-    if not all(result.is_tensor() for result in results):
-        return list(binding.copy_outputs_to_cpu())
-    return [np.array(_array_of(result)) for result in results]
 
 
 def fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:

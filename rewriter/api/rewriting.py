@@ -355,12 +355,11 @@ def _folder(
         for name in wanted:
             new = staged / name.with_name(f"{name.name}.new")
             report = replace(converted(staged / name, new, name), model=str(source / name))
-            if report:
-                new.replace(staged / name)
-                report = replace(report, output=str(out / name), files=(str(out / name),))
             models[str(name)] = report
             if not report:
                 return FolderReport.of(str(source), "", models)
+            new.replace(staged / name)
+            models[str(name)] = replace(report, output=str(out / name), files=(str(out / name),))
         result = FolderReport.of(str(source), str(out), models, tuple(str(path) for path in files if path not in names))
         result.write(staged / REPORT)
         publish(staged, out)

@@ -35,12 +35,12 @@ from rewriter.files.tensors import (
     ExternalRef,
     byte_count,
     check_inline,
+    collect_external,
     count_elements,
     element_type,
     malformed,
     open_inside,
     read_external,
-    resolve,
     through_cache,
     without_weights,
 )
@@ -252,15 +252,6 @@ def like(source: Source, proto: onnx.ModelProto) -> Any:
     import onnx_ir
 
     return onnx_ir.from_proto(proto)
-
-
-def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[ExternalRef, ...]:
-    """Check every external reference of a model against `base_dir`. Raises ModelError."""
-    tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
-    if tensors and base_dir is None:
-        fault = f"tensor {quoted(tensors[0].name)} has external data and the model was given in memory"
-        raise ModelError(f"{fault}, without a directory; pass the path of the model instead")
-    return tuple(resolve(tensor, base_dir) for tensor in tensors if base_dir is not None)
 
 
 def external_bytes(references: tuple[ExternalRef, ...]) -> int:

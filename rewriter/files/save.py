@@ -25,8 +25,8 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import check_directory, hidden, os_errors, sweep, sync
-from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, as_stored, collect_external, external_bytes
-from rewriter.files.tensors import ExternalRef, inlined, open_inside, read_external
+from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, as_stored, external_bytes
+from rewriter.files.tensors import ExternalRef, collect_external, inlined, open_inside, read_external
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 

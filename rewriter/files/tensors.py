@@ -135,10 +135,16 @@ class ExternalRef:
     file: tuple[int, int]
 
 
-def resolve(tensor: onnx.TensorProto, base_dir: Path) -> ExternalRef:
-    """Check the external reference of a tensor without reading data. Raises ModelError for any broken rule."""
-    with _opened(tensor, base_dir) as (_, ref):
-        return ref
+def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[ExternalRef, ...]:
+    """Check all external references of a model without reading data. Raises ModelError for any broken rule."""
+    found = list[ExternalRef]()
+    for tensor in filter(is_external, iter_tensors(proto)):
+        if base_dir is None:
+            fault = f"tensor {quoted(tensor.name)} has external data and the model was given in memory"
+            raise ModelError(f"{fault}, without a directory; pass the path of the model instead")
+        with _opened(tensor, base_dir) as (_, ref):
+            found.append(ref)
+    return tuple(found)
 
 
 def read_external(tensor: onnx.TensorProto, base_dir: Path, *, mapped: bool = False) -> npt.NDArray[np.uint8]:

@@ -122,7 +122,6 @@ class SizeSearch:
     """Searches for accepted sizes, with one row and without a past."""
 
     def __init__(self, maker: Maker, refusals: Refusals) -> None:
-        """`refusals` says why the model refuses each of some cases."""
         self._maker, self._refusals = maker, refusals
         sides = tuple(kind for kind in _SIDES if kind in maker.free)
         single = maker.free - {Kind.PAST, Kind.TOTAL, *sides}

@@ -10,7 +10,7 @@ import pytest
 
 from rewriter.errors import ModelError
 from rewriter.files.load import load_model, read_tensor
-from rewriter.files.tensors import ExternalRef, open_inside, read_external, resolve
+from rewriter.files.tensors import ExternalRef, collect_external, open_inside, read_external
 from tests.rewriter.files.conftest import WEIGHTS, answer, make_external
 
 SIZE = WEIGHTS.nbytes
@@ -123,7 +123,7 @@ ENTRIES: dict[str, tuple[dict[str, str] | list[tuple[str, str]], str]] = {
 def test_bad_entries_are_refused(entries: dict[str, str] | list[tuple[str, str]], reason: str, base: Path) -> None:
     listed = entries if isinstance(entries, list) else list({"location": "w.bin", **entries}.items())
     with pytest.raises(ModelError, match=re.escape(reason)) as caught:
-        resolve(make_external(listed).graph.initializer[0], base)
+        collect_external(make_external(listed), base)
     assert str(caught.value).isprintable()
 
 
@@ -139,12 +139,13 @@ def test_bad_entries_are_refused(entries: dict[str, str] | list[tuple[str, str]]
     ],
 )
 def test_tensors_that_cannot_be_external_are_refused(changes: onnx.TensorProto, reason: str, base: Path) -> None:
-    tensor = make_external([("location", "w.bin")]).graph.initializer[0]
+    model = make_external([("location", "w.bin")])
+    (tensor,) = model.graph.initializer
     if changes.dims:
         tensor.ClearField("dims")
     tensor.MergeFrom(changes)
     with pytest.raises(ModelError, match=reason):
-        resolve(tensor, base)
+        collect_external(model, base)
 
 
 def test_location_that_is_not_utf8_is_refused(base: Path) -> None:
@@ -207,8 +208,8 @@ def test_no_file_descriptor_is_left_open(base: Path) -> None:
     before = len([*Path("/dev/fd").iterdir()])
     for location in LOCATIONS:
         with pytest.raises(ModelError):
-            resolve(make_external([("location", location)]).graph.initializer[0], base)
-    resolve(make_external([("location", "sub/w.bin")]).graph.initializer[0], base)
+            collect_external(make_external([("location", location)]), base)
+    collect_external(make_external([("location", "sub/w.bin")]), base)
     assert len([*Path("/dev/fd").iterdir()]) == before
 
 
