@@ -38,13 +38,6 @@ _COARSE = (
     "the bound of the activation of {} allows that, but is too coarse for values of this magnitude: lower "
     "--accuracy, or keep the products of gates in the graph with --gate product"
 )
-_ROUNDS_TO_BYTES = (
-    "activations are rounded to 8 bits, where one unit in the last place can change individual rounding decisions, so "
-    "generated tokens may differ, as on another processor"
-)
-_EMPTY = (
-    "the run proves nothing about {}: rounding moves it as far as it is large; the verdict rests on the certificate"
-)
 _SHORTER = "the second model takes sequences of at most {}, up to which both are compared; beyond it: {}"
 _NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
 _ROUNDED = "{} rounds {} in float64 to float32, which these heads do not tolerate: use form local, or --gate product"
@@ -206,10 +199,13 @@ class Judge:
         notes = [*certificate.notes, *_by_definition(before, after)]
         notes += remarks(old.proto.graph.output, before)
         if any(rounds_to_bytes(node) for _, node in _nodes(old)):
-            notes.append(_ROUNDS_TO_BYTES)
+            why = "one unit in the last place can change individual rounding decisions"
+            effect = "generated tokens may differ, as on another processor"
+            notes.append(f"activations are rounded to 8 bits, where {why}, so {effect}")
         empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
         if empty:
-            notes.append(_EMPTY.format(", ".join(empty)))
+            why = "rounding moves it as far as it is large; the verdict rests on the certificate"
+            notes.append(f"the run proves nothing about {', '.join(empty)}: {why}")
         return Validation(
             certificate=certificate,
             providers=runs,

@@ -492,12 +492,10 @@ class Comparison(Result):
 
     @property
     def exit_status(self) -> ExitStatus:
-        """0 if B is certified or agrees, otherwise 1."""
         return ExitStatus.VALIDATION_FAILED if self.verdict in ("not proved", "different") else ExitStatus.CONVERTED
 
     @property
     def same(self) -> bool:
-        """Whether B is certified."""
         return self.verdict.startswith("certified")
 
     @property

@@ -143,8 +143,7 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
         before, after = report.before.operators, report.made.operators
         counts = {name: (before.get(name, 0), after.get(name, 0)) for name in {*before, *after}}
         found["operators", "Operators"] = [operator_table("Operators whose number changed", counts)]
-    if report.environment:
-        found["made", "Made with"] = [", ".join(f"{name} {value}" for name, value in report.environment.items())]
+    found["made", "Made with"] = [", ".join(f"{name} {value}" for name, value in report.environment.items())]
     filled = {place: [each for each in parts if getattr(each, "rows", each)] for place, parts in found.items()}
     return [(*place, parts) for place, parts in filled.items() if parts]
 

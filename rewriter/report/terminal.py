@@ -54,7 +54,6 @@ class Console:
             self._out.print(plain(text, style), soft_wrap=not self._out.is_terminal)
 
     def failures(self, failures: Sequence[str], where: str = "-v shows them") -> None:
-        """Print what failed; without -v the first few."""
         shown = failures if self.verbose else failures[:_SHOWN_FAILURES]
         more = [f"and {len(failures) - len(shown)} more, {where}"] * (len(failures) > len(shown))
         for failure in (*shown, *more):
@@ -91,7 +90,6 @@ class Console:
         self.failures(report.problems)
 
     def verdict(self, report: Report) -> None:
-        """Print the last line of a rewriting."""
         self.line(report.summary, _STYLES.get(report.summary.partition("  ")[0], "yellow"), always=True)
 
     def result(self, found: Result, parts: Parts, seconds: float, where: str = "-v shows them") -> None:
