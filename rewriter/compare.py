@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -168,7 +168,7 @@ def renamed(a: LoadedModel, b: LoadedModel, names: Mapping[str, str]) -> LoadedM
     if len({*names.values()}) < len(names):
         raise UsageError("--map: two names of the first model cannot become one")
     back = {theirs: ours for ours, theirs in names.items()}
-    return replace(b, proto=with_distinct_names(b.proto, back), mapped=True) if names else b
+    return b.with_proto(with_distinct_names(b.proto, back)) if names else b
 
 
 def signature_differences(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[str, ...]:

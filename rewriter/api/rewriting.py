@@ -182,7 +182,7 @@ def _planned(
             if gates := tuple(dict.fromkeys(each.gate for each in plan.undetermined if not each.path)):
                 try:
                     runs = run_accepted(
-                        lowered, [Way("cpu", optimise=True)], settings, beside=source.path, outputs=gates,
+                        lowered, [Way("cpu", optimise=True)], settings, outputs=gates,
                         by_blocks=settings.by_blocks(source.size), progress=run.progress, what="the original",
                     )  # fmt: skip
                     choices = replace(choices, reached=runs.largest())
@@ -200,13 +200,15 @@ def planned_report(name: str, source: LoadedModel, plan: Plan) -> Report:
     """The report after planning; `name` is the model's path as the caller gave it."""
     about = ((each, (each.activation, each.first, each.second)) for each in plan.left)
     left = (BlockRow(x.name, "left", *of, reason=x.miss.reason, node=x.miss.node) for x, of in about)
+    names = first_of([function.name for function in source.fallbacks])
+    note = f"local functions that onnxruntime has operators for are ignored, as it ignores them, and kept: {names}"
     return Report(
         model=name,
         output="",
         form=plan.options.form,
         blocks=(*map(_converted, plan.conversions), *left),
         before=shape_of(source.proto, source.size),
-        notes=(*source.notes, *plan.notes),
+        notes=(note, *plan.notes) if names else plan.notes,
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
         options=values_of(plan.options),
     )

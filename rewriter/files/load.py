@@ -48,7 +48,7 @@ from rewriter.graph.edit import bytes_of, set_nodes
 from rewriter.graph.view import ONNX_DOMAINS, GraphView, all_views, key_of, opsets
 from rewriter.graph.view import Path as GraphPath
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
-from rewriter.text import counted, first_of, one_line, quoted
+from rewriter.text import counted, one_line, quoted
 
 MAX_FILE = 2**31 - 1  # protobuf cannot read a message of 2 GiB or more
 SMALL_TENSOR = 2**13  # bytes: 1,024 numbers of 64 bits; an external tensor as small is read with the model
@@ -80,7 +80,7 @@ class LoadedModel:
     base_dir: Path | None  # of external data, `path.parent` or the cache directory that its links stay in
     external: tuple[ExternalRef, ...]  # all references to other files, wherever a model may have a tensor
     file_size: int  # in bytes; for a proto in memory the size that it would have
-    mapped: bool = False  # whether references differ from the file's: to weights that stay in it, or behind links
+    mapped: bool = False  # whether `proto` is not the file's: changed, or referring to weights in it or behind links
     fallbacks: tuple[onnx.FunctionProto, ...] = ()  # functions that onnxruntime never runs (`overridden`)
     lazy: bool = False  # whether `read_tensor` maps external data instead of copying it
 
@@ -90,8 +90,8 @@ class LoadedModel:
         return {view.path: view for view in all_views(self.proto)}
 
     def with_proto(self, proto: onnx.ModelProto) -> "LoadedModel":
-        """A model in memory with the same external data; itself if that is its own proto."""
-        return self if proto is self.proto else replace(self, proto=proto, path=None)
+        """A changed model beside the same external data; itself if that is its own proto."""
+        return self if proto is self.proto else replace(self, proto=proto, mapped=True)
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         """A model built from this one, as written: a copy with the fallbacks, if any."""
@@ -99,12 +99,6 @@ class LoadedModel:
             proto = deepcopy(proto)
             proto.functions.extend(self.fallbacks)
         return proto
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        names = first_of([function.name for function in self.fallbacks])
-        note = f"local functions that onnxruntime has operators for are ignored, as it ignores them, and kept: {names}"
-        return (note,) if self.fallbacks else ()
 
     @property
     def size(self) -> int:
@@ -256,7 +250,7 @@ def like(source: Source, proto: onnx.ModelProto) -> Any:
 
 def external_bytes(references: tuple[ExternalRef, ...]) -> int:
     """Count the bytes that references cover; tied weights share theirs."""
-    return sum(length for *_, length in {(ref.file, ref.offset, ref.length) for ref in references})
+    return sum(length for *_, length in {(ref.path, ref.offset, ref.length) for ref in references})
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:

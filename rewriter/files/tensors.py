@@ -120,19 +120,16 @@ def check_inline(tensor: onnx.TensorProto) -> None:
 
 # -- external data -----------------------------------------------------------------------------------------------------
 
-KEYS = frozenset({"location", "offset", "length", "checksum"})
-
 
 @dataclass(frozen=True)
 class ExternalRef:
-    """A checked reference: `length` bytes at `offset` of the regular file `path`, with its device and inode."""
+    """A checked reference: `length` bytes at `offset` of the regular file `path`, which has no other name."""
 
     tensor: str
     location: str
     path: Path
     offset: int
     length: int
-    file: tuple[int, int]
 
 
 def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[ExternalRef, ...]:
@@ -206,7 +203,8 @@ def _opened(tensor: onnx.TensorProto, base_dir: Path) -> Iterator[tuple[Buffered
     if filled_fields(tensor) or tensor.HasField("segment"):
         raise malformed(f"tensor {name} has both inline and external data")
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    if "location" not in entries or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
+    odd = entries.keys() - {"location", "offset", "length", "checksum"}
+    if "location" not in entries or len(entries) < len(tensor.external_data) or odd:
         keys = ", ".join(quoted(entry.key) for entry in tensor.external_data)
         known = "onnxruntime loads location, offset, length and checksum, each once"
         advice = "save the model again with onnx.save(..., save_as_external_data=True)"
@@ -214,8 +212,7 @@ def _opened(tensor: onnx.TensorProto, base_dir: Path) -> Iterator[tuple[Buffered
     location, need = entries["location"], byte_count(tensor)
     offset = _number(entries.get("offset", "0"), "offset", tensor.name)
     with open_inside(base, location, tensor.name) as file:
-        status = os.fstat(file.fileno())
-        size, identity = status.st_size, (status.st_dev, status.st_ino)
+        size = os.fstat(file.fileno()).st_size
         length = _number(entries.get("length", str(max(size - offset, 0))), "length", tensor.name)
         if offset + length > size:
             fault = f"reads bytes {offset} to {offset + length} of {quoted(location)}, which has {size}"
@@ -223,7 +220,7 @@ def _opened(tensor: onnx.TensorProto, base_dir: Path) -> Iterator[tuple[Buffered
         if length != need:
             fault = f"tensor {name} has {length} bytes of external data where its dimensions need {need}"
             raise ModelError(f"{fault}; model and data file do not belong together: export the model again")
-        yield file, ExternalRef(tensor.name, location, base.joinpath(*_parts(location, "")), offset, length, identity)
+        yield file, ExternalRef(tensor.name, location, base.joinpath(*_parts(location, "")), offset, length)
 
 
 def _parts(location: str, tensor: str) -> list[str]:

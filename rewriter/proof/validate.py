@@ -179,7 +179,7 @@ class Judge:
         if watched:
             further: dict[str, Any] = {"outputs": tuple(watched), "what": "the original, pre-activations"}
             if few:
-                found = run_accepted(named, ways[:1], self.settings, beside=old.path, **further, **options)
+                found = run_accepted(named, ways[:1], self.settings, **further, **options)
             else:
                 found = self._run(named, before.cases, ways[:1], **further)
             reached = found.largest()
