@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if _COMPLETE in os.environ:
         group = _Completing("rewrite", commands=COMMANDS, add_help_option=False)
         sys.exit(shell_complete(group, {}, "rewrite", _COMPLETE, os.environ[_COMPLETE]))
-    # As container runtimes send it: everything is cleaned up as after Ctrl-C.
+    # Container runtimes send it; an exit cleans up everything, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
