@@ -220,11 +220,11 @@ class FolderReport(Report):
     def of(cls, folder: str, output: str, models: Mapping[str, Report], copied: tuple[str, ...] = ()) -> Self:
         """The reports of a folder's models, at least one, as one."""
         reports = list(models.values())
-        statuses = {each.exit_status for each in reports if each.converted}
         operators = sum((Counter(each.before.operators) for each in reports), Counter[str]())
         blocks = tuple(block for each in reports for block in each.blocks)
         before = Shape(operators, operators.total(), sum(each.before.bytes for each in reports))
         seconds = {"total": sum(each.seconds["total"] for each in reports)}
+        statuses = (each.exit_status for each in reports if each.converted)
         status = max(statuses, default=ExitStatus.NOTHING_TO_CONVERT)
         about = reports[0].environment, reports[0].options
         made = (folder, output, reports[0].form, blocks, before, None, None, seconds, (), status, *about)
@@ -246,12 +246,9 @@ class FolderReport(Report):
     def summary(self) -> str:
         if not self.output:
             return super().summary
-        proofs = [each.proof for each in self.models.values() if each.converted]
-        word, how = "PASSED", ""
-        if None in proofs:
-            word = "NOT PROVED"
-        elif not all(proof.providers for proof in proofs if proof is not None):
-            word, how = "CERTIFIED", ", certified, not run"
+        words = {each.summary.partition("  ")[0] for each in self.models.values() if each.converted}
+        word = next(each for each in ("NOT PROVED", "CERTIFIED", "PASSED") if each in words)
+        how = ", certified, not run" if word == "CERTIFIED" else ""
         return f"{word}  {self.what}{how}, written to {self.output}"
 
     def to_json(self) -> dict[str, Any]:
