@@ -409,8 +409,7 @@ def write_optimised(
     """Write what onnxruntime makes of a model, its weights beside it. Raises ValidationError if it does not load."""
     path, ort = folder / "optimised.onnx", load_onnxruntime()
     options = ort.SessionOptions()
-    if logs:
-        options.log_severity_level = 0
+    options.log_severity_level = 0 if logs else 4
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
     options.optimized_model_filepath = str(path)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{path.name}.data")
