@@ -83,19 +83,17 @@ _Weights = Mapping[str, tuple[str, onnx.TensorProto]]
 def _weights(loaded: LoadedModel) -> _Weights:
     """Initializers and constants."""
     found: dict[str, tuple[str, onnx.TensorProto]] = {}
-
-    def read(graph: onnx.GraphProto, where: str) -> None:
+    model = inlined(loaded.proto) if loaded.proto.functions else loaded.proto
+    pending = [("", model.graph)]
+    for where, graph in pending:  # which grows
         constants = ((node.output[0], value) for node in graph.node if (value := constant_of(node)) is not None)
         for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):
             values = read_tensor(loaded, tensor)
             bits: Any = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
             content = tensor.data_type, tuple(tensor.dims), hashlib.sha256(bits).hexdigest()
             found[where + name] = repr(content), tensor
-        for node in graph.node:
-            for name, body in subgraphs(node):
-                read(body, f"{where}{holder_name(node)}/{name}/")
-
-    read((inlined(loaded.proto) if loaded.proto.functions else loaded.proto).graph, "")
+        bodies = ((holder_name(node), *each) for node in graph.node for each in subgraphs(node))
+        pending += [(f"{where}{holder}/{name}/", body) for holder, name, body in bodies]
     return found
 
 
