@@ -203,9 +203,10 @@ class Field:
         self.farthest = UNREACHED if snaps else FARTHEST
         self._powers32 = self.modulus.powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         # Fingerprints of what a sign was taken of, up to a factor, an order and a shape, and with the factor: a sign is
-        # a coin in the field. Of `settled` ones, masks decide a part.
+        # a coin in the field. Of `settled` ones, masks decide a part; those of `zeroed` are taken for 0.
         self.conditions: set[tuple[int, int]] = set()
         self.settled: set[int] = set()
+        self.zeroed: set[int] = set()
         # Signs that were taken: how many different ones at once, -1 for a root of others than squares, and of which
         # shape; where watched, of what.
         self.coins: list[tuple[float, tuple[int, ...]]] = []
@@ -285,7 +286,7 @@ class Field:
         """The Legendre symbol as -1, 0 or 1."""
         self._note(np.asarray(a, np.int64))
         symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
-        return np.where(symbol > 1, -1, symbol)
+        return np.where(symbol > 1, -1, symbol) * int(self._last not in self.zeroed)
 
     def choose(self, a: Array, b: Array, c: Array) -> Array:
         """b where a >= 0, c where a < 0."""

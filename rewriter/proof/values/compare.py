@@ -417,7 +417,7 @@ class Pair:
         self._signs[1].add(theirs)
         unfit = (
             self._unfit(reading, ours, theirs)
-            or (self._settled(reading, ours, theirs) and _COIN)
+            or self._decided_otherwise(reading, ours, theirs, drawn)
             or self._never_compared(reading, ours, theirs, drawn)
         )
         self._reason = unfit or self._reason
@@ -524,6 +524,7 @@ class Pair:
         drawn: Sequence[Drawn],
         reading: Reading,
         beside: Sequence[Evaluator] = (),
+        zeroed: Sequence[set[int]] = (),
         **further: Any,
     ) -> tuple[list[Replacing], list[str]]:
         """One evaluation for each point, the first of a reading with fingerprints; and why some failed.
@@ -536,7 +537,7 @@ class Pair:
         made: list[Replacing] = []
         for place, (modulus, key, case) in enumerate(drawn):
             f = reading.field(modulus, key, () if ours else self._products)
-            f.watched = not self._last[0]
+            f.watched, f.zeroed = not self._last[0], zeroed[place] if zeroed else set()
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
@@ -675,16 +676,24 @@ class Pair:
                         return f"'{name}' compares integers, and what follows from the other result is not known"
         return ""
 
-    def _settled(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> bool:
-        """Whether masks decide a part of a sign that one model alone takes, whose other result no draw has."""
-        heads, settled = self._heads.get(reading, Regions()), False
-        for own, inside, other, outside in ((a, heads.cones, b, heads.inside), (b, heads.inside, a, heads.cones)):
-            for x, y in zip(own, other, strict=True):
-                mine, theirs = x.conditions(inside), y.conditions(outside)
-                alone = {each for each, _ in mine} - {each for each, _ in theirs}
-                self._scaled |= any(each not in alone for each, _ in mine - theirs)
-                settled |= not x.field.settled.isdisjoint(alone)
-        return settled
+    def _decided_otherwise(
+        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
+    ) -> str:
+        """Why equal values prove nothing: masks, or that a number is 0, decide a sign that one model alone takes."""
+        heads = self._heads.get(reading, Regions())
+        cases = (self.a, ours, heads.cones, theirs, heads.inside), (self.b, theirs, heads.inside, ours, heads.cones)
+        for program, own, inside, other, outside in cases:
+            found = [(x.conditions(inside), y.conditions(outside)) for x, y in zip(own, other, strict=True)]
+            apart = [{each for each, _ in x} - {each for each, _ in y} for x, y in found]
+            for (x, y), alone in zip(found, apart, strict=True):
+                self._scaled |= any(each[0] not in alone for each in x - y)
+            if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
+                return _COIN
+            if any(apart):
+                zeroed, failed = self._evaluated(program, drawn, reading, zeroed=apart)
+                if any(failed) or any(map(self._differing, zeroed, other)):
+                    return _COIN
+        return ""
 
 
 def prove(original: LoadedModel, rewritten: LoadedModel, **options: Any) -> Certificate:
