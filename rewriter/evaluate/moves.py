@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import helper, numpy_helper
 
 from rewriter.arrays import Array
@@ -44,7 +45,8 @@ def _moved_together(call: Call, function: Callable[..., Array], *operands: Any, 
         return function(*operands)
     values = [call.lift(each, scalar=scalar) for each in operands]
     entries, whole = function(*(each.entries for each in values)), all(each.whole for each in values)
-    grid = values[0].grid if all(each.grid == values[0].grid for each in values) else None
+    grids = {each.grid for each in values if each.grid or each.entries.any()}  # 0 is on every grid
+    grid = grids.pop() if len(grids) == 1 else None
     return Value(entries, joint_masks(function, *values), whole=whole, grid=grid)
 
 
@@ -91,7 +93,6 @@ _SHAPED: Mapping[str, tuple[str, Callable[[Call, Array, Any], Array]]] = {
     "Unsqueeze": ("axes", lambda _, t, axes: np.expand_dims(t, tuple(axes))),
     "Squeeze": ("axes", lambda _, t, axes: np.squeeze(t, None if axes is None else tuple(axes))),
     "Expand": ("shape", lambda _, t, shape: np.broadcast_to(t, np.broadcast_shapes(t.shape, tuple(shape)))),
-    "Tile": ("repeats", lambda _, t, repeats: np.tile(t, repeats)),
 }
 """Operators that change a tensor's shape, each with the attribute or operand that specifies it."""
 
@@ -142,24 +143,12 @@ def _gather(call: Call, x: Any, index: Any) -> Any:
     return call.move(x, lambda t: np.take(t, places, axis=axis))
 
 
-@operator("GatherElements", moves=True, table=True)
-def _gather_elements(call: Call, x: Any, index: Any) -> Any:
-    axis = call.get("axis", 0) % x.ndim
-    places = _from_end(index, x.shape[axis])
-    if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        taken, order = np.unique(places, return_inverse=True)
-        x, places = call.evaluator.rows(call, x, taken), order.reshape(places.shape)
-    cut = tuple(slice(None) if place == axis else slice(size) for place, size in enumerate(places.shape))
-    return call.move(x, lambda t: np.take_along_axis(t[cut], places, axis))
-
-
 @operator("GatherND", moves=True, table=True)
 def _gather_nd(call: Call, x: Any, index: Any) -> Any:
     index = plain(index)
     if call.decided and call.evaluator.takes_rows(call, [x, index]):
         return call.evaluator.rows(call, x, _from_end(index[..., 0], x.shape[0]))
-    batch = tuple(np.indices(index.shape[:-1])[: call.get("batch_dims", 0)])
-    return call.move(x, lambda t: t[(*batch, *np.moveaxis(index, -1, 0))])
+    return _moved(call, x, index)
 
 
 @operator("Split", moves=True, table=True)
@@ -181,12 +170,6 @@ def parts(call: Call, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
     return [call.move(x, itemgetter(cut)) for cut in cuts]
 
 
-@operator("Trilu", moves=True)
-def _trilu(call: Call, x: Any, k: Any = None) -> Any:
-    diagonal, half = 0 if k is None else first(k), np.triu if call.get("upper", 1) else np.tril
-    return call.move(x, lambda t: half(t, diagonal))
-
-
 # -- several operands
 
 
@@ -200,29 +183,6 @@ def _concat(call: Call, *operands: Any) -> Any:
 def where(call: Call, condition: Any, x: Any, y: Any) -> Any:
     chosen = condition.entries != 0 if isinstance(condition, Value) else condition
     return _moved_together(call, lambda one, two: np.asarray(np.where(chosen, one, two)), x, y)
-
-
-@operator("Pad", moves=True)
-def _pad(call: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
-    widths, places = call.integers("pads", pads, call.get("paddings")), call.integers("axes", axes, range(x.ndim))
-    around = [(0, 0)] * x.ndim
-    for place, axis in enumerate(places):
-        around[axis] = widths[place], widths[place + len(places)]
-    cut = tuple(slice(max(-a, 0), size - max(-b, 0)) for (a, b), size in zip(around, x.shape, strict=True))
-    around = [(max(a, 0), max(b, 0)) for a, b in around]
-    mode: Any = call.text("mode", "constant")
-    if mode != "constant":
-        return call.move(x, lambda t: np.pad(t[cut], around, mode=mode))
-    fill = np.float32(call.get("value", 0.0)) if value is None else value
-    if not isinstance(x, Value) and not isinstance(fill, Value):
-        return np.pad(x[cut], around, constant_values=np.asarray(fill).item())
-    x, fill = call.lift(x, scalar=False), call.lift(fill)
-
-    def padded(t: Array, number: Array) -> Array:
-        return np.pad(t[cut], around, constant_values=number.item())
-
-    grid = None if fill.entries.any() else x.grid  # 0 is on every grid
-    return Value(padded(x.entries, fill.entries), joint_masks(padded, x, fill), whole=x.whole, grid=grid)
 
 
 @operator("OneHot", moves=True)
@@ -241,53 +201,53 @@ def _one_hot(call: Call, index: Any, depth: Any, values: Any) -> Any:
     return call.move(values, lambda t: t[hot])
 
 
-# -- scattering
+# -- entries that the runtime's kernel moves
+
+_MOVED: Mapping[str, Sequence[int]] = {
+    "Pad": (0, 2), "TensorScatter": (0, 1), **dict.fromkeys(("Tile", "Trilu", "GatherElements", "GatherND"), (0,)),
+    **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND"), (0, 2)),
+}  # fmt: skip
+"""Operators, with the operands whose entries they move."""
 
 
-@operator("ScatterElements", "Scatter")
-def _scatter_elements(call: Call, x: Any, index: Any, updates: Any) -> Any:
-    axis = call.get("axis", 0) % x.ndim
-    places = np.indices(plain(index).shape)
-    places[axis] = _from_end(index, x.shape[axis])
-    return _scattered(call, x, list(places), updates)
+@operator("Pad", "Tile", "Trilu", moves=True)
+@operator("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
+def _moved(call: Call, *operands: Any) -> Any:
+    """The kernel moves the numbers of entries, from 1 on; 0 is the number of what is filled in."""
+    run, node = call.evaluator.program.kernels.run, onnx.NodeProto()
+    if not any(isinstance(each, Value) for each in operands):
+        return run(call.node, operands)
+    places = [place for place in _MOVED[call.kind] if place < len(operands) and operands[place] is not None]
+    data, reduction = [operands[place] for place in places], call.text("reduction", "none")
+    node.CopyFrom(call.node)
+    del node.attribute[:]
+    node.attribute.extend(each for each in call.node.attribute if each.name != "value")
 
+    def kernel(*tensors: Array) -> Array:
+        moved = dict(zip(places, tensors, strict=True))
+        given = (moved.get(place, each) for place, each in enumerate(operands))
+        return np.asarray(run(node, [None if each is None else plain(each) for each in given])[0])
 
-@operator("ScatterND")
-def _scatter_nd(call: Call, x: Any, index: Any, updates: Any) -> Any:
-    places = np.moveaxis(plain(index), -1, 0)
-    return _scattered(call, x, [_from_end(each, size) for each, size in zip(places, x.shape, strict=False)], updates)
+    def numbered(*tensors: Array) -> Array:
+        return np.concatenate([each.reshape(-1) for each in tensors])[numbers]
 
-
-@operator("TensorScatter")
-def _tensor_scatter(call: Call, x: Any, updates: Any, starts: Any = None) -> Any:
-    axis = call.get("axis", -2) % x.ndim
-    places = np.indices(updates.shape)
-    if starts is not None:
-        places[axis] += plain(starts)[places[0]]
-    if call.text("mode", "linear") == "circular":
-        places[axis] %= x.shape[axis]
-    return _scattered(call, x, list(places), updates)
-
-
-def _scattered(call: Call, x: Any, places: Sequence[Array], updates: Any) -> Value:
-    """x, where updates are written at, or added to, some entries of its first axes."""
-    x, updates = call.lift(x, scalar=False), call.lift(updates, scalar=False)
-    reduction, lead = call.text("reduction", "none"), x.shape[: len(places)]
-    if reduction not in ("none", "add"):
+    if reduction == "add":
+        made = _moved_together(call, kernel, *data, scalar=False)
+        return Value(call.f.reduced(made.entries), made.masks, whole=made.whole)
+    if reduction != "none":
         raise Unsupported(f"a scattered {reduction}")
-    rows = np.ravel_multi_index(tuple(places), lead)
+    ends = np.cumsum([1, *(each.size for each in data)])
+    starts = zip(data, ends[:-1].tolist(), strict=True)
+    numbers = kernel(*(start + np.arange(float(each.size)).reshape(each.shape) for each, start in starts)).astype(int)
+    return _moved_together(call, numbered, np.asarray(call.get("value", 0)), *data, scalar=False)
 
-    def put(t: Array, new: Array) -> Array:
-        made = np.array(t).reshape(math.prod(lead), *t.shape[len(places) :])
-        new = new.reshape(*rows.shape, *made.shape[1:])
-        if reduction == "add":
-            np.add.at(made, rows, new)
-        else:
-            made[rows] = new
-        return made.reshape(t.shape)
 
-    entries = call.f.reduced(put(x.entries, updates.entries))
-    return Value(entries, joint_masks(put, x, updates), whole=x.whole and updates.whole)
+@operator("GatherElements", moves=True, table=True)
+def _gather_elements(call: Call, x: Any, index: Any) -> Any:
+    if call.decided and call.evaluator.takes_rows(call, [x, index]):
+        taken, order = np.unique(np.where(index < 0, index + x.shape[0], index), return_inverse=True)
+        x, index = call.evaluator.rows(call, x, taken), order.reshape(index.shape)
+    return _moved(call, x, index)
 
 
 # -- types

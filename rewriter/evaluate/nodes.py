@@ -51,7 +51,7 @@ class Kernels:
             return result
         self._large.append(key)
         if len(self._large) > _MAX_HELD:
-            del self._kept[self._large.pop(0)]
+            self._kept.pop(self._large.pop(0), None)
         for number, each in enumerate(result):
             if isinstance(each, np.ndarray):
                 how = b"%b %d %d" % (stated, self._opsets.get("", 1), number)

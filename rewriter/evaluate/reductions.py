@@ -7,9 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Unsupported, Value
+from rewriter.evaluate.arithmetic import Field, Unsupported, Value, plain
 from rewriter.evaluate.moves import as_matrix, first
 from rewriter.evaluate.table import Call, operator
 
@@ -80,14 +81,9 @@ def _pooled(call: Call, x: Value) -> Any:
 
 
 @operator("CumSum")
-def _cumulative(call: Call, x: Any, axis: Any) -> Any:
-    x = call.lift(x)
-    turned = slice(None, None, -1 if call.get("reverse") else 1)
-    entries = np.moveaxis(x.entries, first(axis), -1)[..., turned]
-    if call.get("exclusive"):
-        entries = np.concatenate([np.zeros_like(entries[..., :1]), entries[..., :-1]], -1)
-    made = call.f.reduced(np.cumsum(entries, -1))[..., turned]
-    return Value(np.moveaxis(made, -1, first(axis)), whole=x.whole)
+def _cumulative(call: Call, x: Value, axis: Any) -> Any:
+    (sums,) = call.evaluator.program.kernels.run(call.node, [x.entries, plain(axis)])
+    return Value(call.f.reduced(sums), whole=x.whole)
 
 
 # -- softmax
@@ -143,26 +139,19 @@ def _ranks(call: Call, x: Value, size: int, count: int) -> Array:
     return order >> np.uint64(62) if call.rounded else order
 
 
-@operator("ArgMax", "ArgMin")
-def _argument(call: Call, x: Value) -> Any:
-    axis = call.get("axis", 0)
-    order = _ranks(call, x, x.shape[axis], 1)
-    turned = call.get("select_last_index", 0)
-    order = np.flip(order, axis) if turned else order
-    made = (order.argmax if call.kind == "ArgMax" else order.argmin)(axis)
-    made = x.shape[axis] - 1 - made if turned else made
-    return np.expand_dims(made, axis) if call.get("keepdims", 1) else made
-
-
-@operator("TopK")
-def _top_k(call: Call, x: Value, k: Any = None) -> Any:
-    axis, count = call.get("axis", -1), first(k) if k is not None else call.get("k")
-    order = _ranks(call, x, x.shape[axis], count)
-    if call.get("largest", 1):  # the first of equal entries comes first
-        rank = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(order, axis), axis=axis, kind="stable"), axis)
-    else:
-        rank = np.argsort(order, axis=axis, kind="stable")
-    index = np.take(rank, np.arange(count), axis=axis).astype(np.int64)
+@operator("ArgMax", "ArgMin", "TopK")
+def _placed(call: Call, x: Value, *count: Any) -> Any:
+    """Where the kernel places the ranks of entries; the first of equal entries comes first."""
+    axis = call.get("axis", -1 if call.kind == "TopK" else 0)
+    taken = first(count[0]) if count else call.get("k", 1)
+    _, ranks = np.unique(_ranks(call, x, x.shape[axis], taken), return_inverse=True)
+    node = onnx.NodeProto()
+    node.CopyFrom(call.node)
+    node.output[-1] = "index"  # which may be left out
+    given = [ranks.reshape(x.shape).astype(np.float64), *map(plain, count)]
+    *_, index = call.evaluator.program.kernels.run(node, given)
+    if call.kind != "TopK":
+        return index
     index = index if call.get("sorted", 1) else np.sort(index, axis)  # of no order that another operator has
     return call.move(x, lambda t: np.take_along_axis(t, index, axis)), index
 

@@ -273,7 +273,7 @@ class Tracer:
                 try:
                     operands = [values[name] for name in node.input]
                     turned = node.op_type == "RotaryEmbedding"
-                    given |= zip(node.output, operands[:1] if turned else outputs(node, operands), strict=False)
+                    given |= zip(node.output, operands[:1] if turned else outputs(node, operands, case), strict=False)
                 except (*UNFIT, Unsupported) as error:
                     raise LostError("its nodes do not fit together", label(node)) from error
             value = values[tensor]
