@@ -7,7 +7,6 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import helper, numpy_helper
 
 from rewriter.arrays import Array
@@ -214,13 +213,12 @@ _MOVED: Mapping[str, Sequence[int]] = {
 @operator("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
 def _moved(call: Call, *operands: Any) -> Any:
     """The kernel moves the numbers of entries, from 1 on; 0 is the number of what is filled in."""
-    run, node = call.evaluator.program.kernels.run, onnx.NodeProto()
+    run = call.evaluator.program.kernels.run
     if not any(isinstance(each, Value) for each in operands):
         return run(call.node, operands)
     places = [place for place in _MOVED[call.kind] if place < len(operands) and operands[place] is not None]
     data, reduction = [operands[place] for place in places], call.text("reduction", "none")
-    node.CopyFrom(call.node)
-    del node.attribute[:]
+    node = helper.make_node(call.kind, call.node.input, call.node.output)
     node.attribute.extend(each for each in call.node.attribute if each.name != "value")
 
     def kernel(*tensors: Array) -> Array:

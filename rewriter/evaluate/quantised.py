@@ -5,7 +5,6 @@ The grid of a Value records that: ("q", type) for quantised integers, and ("d", 
 dequantised numbers.
 """
 
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -63,11 +62,6 @@ def _saturated(call: Call, x: Array, zero: Array, kind: np.dtype[Any]) -> Value:
     return Value(call.f.add(rounded, zero), whole=True, grid=("q", kind.name))
 
 
-def _centred(call: Call, x: Any, zero: Any, axis: int) -> Array:
-    """Quantised numbers less their zero points."""
-    return call.f.sub(call.entries(x), _along(call, x, zero, axis))
-
-
 def _acts_as_relu(call: Call, kind: np.dtype[Any], scale: Any, zero: Any) -> bool:
     """Whether the zero point is the lowest number, so that negative numbers are clipped to 0."""
     replaceable = not call.evaluator.program.overridable.isdisjoint(call.node.input)
@@ -119,33 +113,26 @@ def _dynamic(call: Call, x: Any) -> tuple[Value, Value, Value]:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@operator("MatMulInteger")
-def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Any:
-    left, right = Value(_centred(call, x, x_zero, -2)), Value(_centred(call, y, y_zero, -1))
-    return Value(matmul(call, left, right).entries, whole=True)
+_SCALED = {"MatMul": (-2, -1), "Conv": (1, 0)}
+"""Along which axes of their operands scales and zero points are, if not along axis 1."""
 
 
-@operator("ConvInteger")
-def _conv_integer(
-    call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None
-) -> Any:
+@operator("MatMulInteger", "ConvInteger")
+def _integer_product(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Any:
     if call.get("channels_last"):
         raise Unsupported("channels_last")
-    data, kernel = Value(_centred(call, x, x_zero, 1)), Value(_centred(call, weight, weight_zero, 0))
-    return Value(call.apply("Conv", data, kernel, bias, **call.attributes).entries, whole=True)
-
-
-def _scaled(call: Call, made: Any, one: Any, two: Any, axes: Sequence[int] = (-2, -1)) -> Value:
-    """A product of integers, times the scales of its operands."""
-    scale = call.f.mul(_along(call, made, one, axes[0]), _along(call, made, two, axes[1]))
-    return Value(call.f.mul(made.entries, scale))
+    name, given = call.kind.removesuffix("Integer"), ((x, x_zero), (y, y_zero))
+    axes = zip(given, _SCALED[name], strict=True)
+    sides = [call.apply("DequantizeLinear", each, np.float32(1), zero, axis=axis) for (each, zero), axis in axes]
+    return Value(call.apply(name, *sides, **call.attributes).entries, whole=True)
 
 
 @operator("MatMulIntegerToFloat")
 def _matmul_to_float(
     call: Call, x: Any, y: Any, x_scale: Any, y_scale: Any, x_zero: Any = None, y_zero: Any = None, bias: Any = None
 ) -> Any:
-    made = _scaled(call, _matmul_integer(call, x, y, x_zero, y_zero), x_scale, y_scale)
+    left = call.apply("DequantizeLinear", x, x_scale, x_zero, axis=-2)
+    made = matmul(call, left, call.apply("DequantizeLinear", y, y_scale, y_zero, axis=-1))
     return made if bias is None else add(call, made, bias)
 
 
@@ -155,44 +142,39 @@ def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, *further: Any) -> 
     return _matmul_to_float(call, number, y, scale, y_scale, zero, *further)
 
 
-@operator("QLinearMatMul", "QLinearConv")
-def _qlinear_product(
-    call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, scale: Any, zero: Any, *bias: Any
-) -> Any:
-    conv = call.kind == "QLinearConv"
-    made = (_conv_integer if conv else _matmul_integer)(call, x, y, x_zero, y_zero, *bias)
-    real = _scaled(call, made, x_scale, y_scale, (1, 1) if conv else (-2, -1))
-    return call.apply("QuantizeLinear", real, scale, zero, axis=1 if conv else -2)
-
-
 @operator("QGemm")
 def _qgemm(
     call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, bias: Any = None,
     scale: Any = None, zero: Any = None,
 ) -> Any:  # fmt: skip
     x, y = (call.move(t, np.transpose) if call.get(name) else t for t, name in ((x, "transA"), (y, "transB")))
-    made = _matmul_integer(call, x, y, x_zero, y_zero)
-    made = _scaled(call, made if bias is None else add(call, made, bias), x_scale, y_scale)
+    if bias is not None:
+        bias = call.apply("DequantizeLinear", bias, mul(call, x_scale, y_scale), axis=-1)
+    made = _matmul_to_float(call, x, y, x_scale, y_scale, x_zero, y_zero, bias)
     result = mul(call, made, np.float32(call.get("alpha", 1.0)))
     return result if scale is None else call.apply("QuantizeLinear", result, scale, zero)
 
 
-@operator(
-    *("QLinearAdd", "QLinearMul", "QLinearWhere", "QLinearConcat", "QLinearSigmoid", "QLinearLeakyRelu"),
-    *("QLinearSoftmax", "QLinearGlobalAveragePool"),
-)
+_BETWEEN = ("Add", "Concat", "Conv", "GlobalAveragePool", "LeakyRelu", "MatMul", "Mul", "Sigmoid", "Softmax", "Where")
+
+
+@operator(*(f"QLinear{name}" for name in _BETWEEN))
 def _qlinear(call: Call, *operands: Any) -> Any:
-    """An operator between DequantizeLinear and QuantizeLinear; each operand has a scale and a zero point."""
+    """An operator between DequantizeLinear and QuantizeLinear; each operand but a bias has a scale and a zero point."""
     name = call.kind.removeprefix("QLinear")
     condition = operands[:1] if name == "Where" else ()
     first = (*operands[2:], *operands[:2]) if name == "Concat" else operands[len(condition) :]
-    *triples, (scale, *zeros) = [first[place : place + 3] for place in range(0, len(first), 3)]
-    sides = [call.apply("DequantizeLinear", *each) for each in triples]
+    *triples, (scale, *further) = [first[place : place + 3] for place in range(0, len(first), 3)]
+    axes = _SCALED.get(name, (1,) * len(triples))
+    sides = [call.apply("DequantizeLinear", *each, axis=axis) for each, axis in zip(triples, axes, strict=True)]
+    zero, bias = (*further, None, None)[:2]
+    if bias is not None:
+        sides.append(call.apply("DequantizeLinear", bias, mul(call, *(each[1] for each in triples))))
     if call.get("channels_last") or (call.get("opset", _AXIS_ALONE) < _AXIS_ALONE and call.get("axis", -1) != -1):
         raise Unsupported("this layout")
     made = call.apply(name, *condition, *sides, **call.attributes)
-    zero = zeros[0] if zeros and zeros[0] is not None else np.zeros((), _type(triples[0][0]) or np.uint8)
-    return call.apply("QuantizeLinear", made, scale, zero)
+    zero = np.zeros((), _type(triples[0][0]) or np.uint8) if zero is None else zero
+    return call.apply("QuantizeLinear", made, scale, zero, axis=axes[0])
 
 
 # -- weights in blocks -------------------------------------------------------------------------------------------------

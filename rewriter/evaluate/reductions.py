@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import onnx
+from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Unsupported, Value, plain
@@ -145,9 +145,8 @@ def _placed(call: Call, x: Value, *count: Any) -> Any:
     axis = call.get("axis", -1 if call.kind == "TopK" else 0)
     taken = first(count[0]) if count else call.get("k", 1)
     _, ranks = np.unique(_ranks(call, x, x.shape[axis], taken), return_inverse=True)
-    node = onnx.NodeProto()
-    node.CopyFrom(call.node)
-    node.output[-1] = "index"  # which may be left out
+    node = helper.make_node(call.kind, call.node.input, [*call.node.output[:-1], "index"])  # which may be left out
+    node.attribute.extend(call.node.attribute)
     given = [ranks.reshape(x.shape).astype(np.float64), *map(plain, count)]
     *_, index = call.evaluator.program.kernels.run(node, given)
     if call.kind != "TopK":
