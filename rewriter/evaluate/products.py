@@ -1,6 +1,5 @@
 """Products: matrices, Einsum, convolutions and rotary embeddings."""
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Any
@@ -78,12 +77,6 @@ def _gemm(call: Call, x: Any, y: Any, z: Any = None) -> Any:
     return activated(call, made)
 
 
-def _extent(label: str, *operands: tuple[Array, str]) -> int:
-    """The size of the axes that have a label; where they broadcast, of the largest."""
-    found = [(x.shape, term, term.index(label)) for x, term in operands if label in term]
-    return int(max(shape[place - len(term) if "." in term[:place] else place] for shape, term, place in found))
-
-
 @operator("Einsum")
 def _einsum(call: Call, *operands: Any) -> Value:
     """Two operands at a time; of their labels, those are kept that the result or a later operand has."""
@@ -95,9 +88,9 @@ def _einsum(call: Call, *operands: Any) -> Value:
     for place, (other, right) in enumerate(zip(others, terms, strict=True), 1):
         labels, later = sorted({*term, *right} - {"."}), result + "".join(terms[place:])
         kept = "..." * ("." in term + right) + "".join(each for each in labels if each in later)
-        count = math.prod(_extent(each, (made, term), (other, right)) for each in labels if each not in later)
         multiply = partial(np.einsum, f"{term},{right}->{kept}", optimize=True)
-        made, term = call.f.product(made, other, multiply, count), kept
+        count = multiply(*(np.broadcast_to(1.0, each.shape) for each in (made, other))).max(initial=0)  # of terms
+        made, term = call.f.product(made, other, multiply, int(count)), kept
     return Value(call.f.reduced(np.einsum(f"{term}->{result}", made)), whole=_whole(*operands))
 
 
