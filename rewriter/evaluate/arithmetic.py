@@ -201,7 +201,6 @@ class Field:
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self.farthest = UNREACHED if snaps else FARTHEST
-        self._powers32 = self.modulus.powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         # Fingerprints of what a sign was taken of, up to a factor, an order and a shape, and with the factor: a sign is
         # a coin in the field. Of `settled` ones, masks decide a part; those of `zeroed` are taken for 0.
         self.conditions: set[tuple[int, int]] = set()
@@ -462,8 +461,7 @@ class Field:
             residue = self._snapped(float(x.flat[0]), x.dtype)
             if residue is not None:
                 return Value(np.full(x.shape, residue, np.int64))
-        if x.dtype.itemsize < 4:
-            x = x.astype(np.float32)
+        x = x.astype(np.float64)
         entries, low, odd = self._exact(x), x <= self.low, ~np.isfinite(x)
         if odd.any():
             signed = np.where(x > 0, self._infinity, self.p - self._infinity)
@@ -474,12 +472,7 @@ class Field:
         return Value(entries, np.where(low, counts, 0))
 
     def _exact(self, x: Array) -> Array:
-        """float32 or float64 as residues; anything for what is not finite."""
-        if x.dtype == np.float32:
-            bits = np.ascontiguousarray(x).view(np.int32).reshape(x.shape)
-            exponents = (bits >> 23) & 255
-            digits = (bits & 0x7FFFFF) | ((exponents > 0).astype(np.int32) << 23)
-            return self.reduced(np.where(bits < 0, -digits, digits) * self._powers32[exponents])
+        """float64 as residues; anything for what is not finite."""
         fraction, exponent = np.frexp(np.where(np.isfinite(x), x, 0))
         digits = self.reduced((fraction * 2.0**53).astype(np.int64))
         return self.mul(digits, self.modulus.powers[exponent.astype(np.int64) - 53 - _LOWEST_EXPONENT])
