@@ -1,12 +1,12 @@
 """Constants that a tool folded in float32: which product of A's constants each is a rounding of.
 
-A factor is a scalar, or a vector along one axis: a constant, its inverse, an attribute, or the scale of a node that is
-affine in its one operand (a batch normalisation). How far a rounding may be off:
+A factor is a scalar, or a vector along one axis: a constant, its inverse, an attribute, or the scale of a batch
+normalisation. How far a rounding may be off:
 
 - **A weight times a factor**: 4 units in the last place (ulp), entry by entry. A batch normalisation's g / sqrt(v + e)
   takes three roundings, of which the square root halves the first, and the product one more: 3.5 half-ulps.
 - **A weight that neither file computes**, under another name: 4 ulp, too. Two tools folded the same.
-- **A bias through an affine node**, (b - m) s + c, which may cancel: 4 ulp of the sum of its terms.
+- **A bias through a batch normalisation**, (b - m) s + c, which may cancel: 4 ulp of the sum of its terms.
 - **What A computes of constants alone**: 4 ulp of what changing these in their last places, at random, does to it.
 
 Only float32: an ulp of float16 is as large as a change that matters, and float64 is not what tools fold in.
@@ -123,24 +123,16 @@ class _Vector(Fold):
 
 
 class _Affine:
-    """A node with one operand that is not a constant vector, and that is affine in it."""
+    """A batch normalisation, whose parameters are constant vectors."""
 
-    def __init__(self, program: Program, node: onnx.NodeProto, data: str, constants: Mapping[str, Array]) -> None:
-        """Raises Unsupported where it is not affine."""
-        self._program, self._node, self.data, self._constants = program, node, data, constants
-        self.size = max(x.size for x in constants.values())
-        field = Field(2**31 - 1, b"affine")
-        zero, one, back = (self.of(field, np.full(self.size, x, np.int64)) for x in (0, 12345, field.p - 12345))
-        if not np.array_equal(field.add(one, back), field.add(zero, zero)):
-            raise Unsupported("not affine")
+    def __init__(self, program: Program, node: onnx.NodeProto, constants: Mapping[str, Array]) -> None:
+        self._program, self._node, self._constants = program, node, constants
+        self.data, self.size = node.input[0], constants[node.input[1]].size
 
     def of(self, arithmetic: Any, entries: Array, constants: Mapping[str, Array] | None = None) -> Array:
         """Its output for a vector of channels."""
         given = {**(constants or self._constants), self.data: Value(entries[None])}
-        made = _outcome(self._program, arithmetic, [self._node], given, self._node.output[0])
-        if made.shape != (1, self.size):
-            raise Unsupported("it mixes channels")
-        return np.asarray(made[0])
+        return _outcome(self._program, arithmetic, [self._node], given, self._node.output[0])[0]
 
     def scale(self) -> _Vector:
         def difference(f: Any, dtype: type) -> Array:
@@ -233,15 +225,12 @@ class _ConstantIndex:
     def _affine(self) -> list[_Affine]:
         found = []
         for node in self._program.graph.node:
-            constants = {name: self._known[name] for name in node.input if name in self._known}
-            data = [name for name in dict.fromkeys(node.input) if name and name not in constants]
-            if len(data) != 1 or len(constants) < 2 or len({x.shape for x in constants.values()}) != 1:
+            constants = {name: self._known[name] for name in node.input[1:] if name in self._known}
+            trains = any(node.output[1:]) or self._program.attributes(node).get("training_mode")
+            if node.op_type != "BatchNormalization" or trains or constants.keys() != {*node.input[1:]}:
                 continue
-            if all(x.ndim == 1 and x.size > 1 for x in constants.values()):
-                try:
-                    found.append(_Affine(self._program, node, data[0], constants))
-                except Unsupported:
-                    continue
+            if len({x.shape for x in constants.values()}) == 1 and constants[node.input[1]].ndim == 1:
+                found.append(_Affine(self._program, node, constants))
         return found
 
     @cached_property
