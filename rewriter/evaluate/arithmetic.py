@@ -171,7 +171,7 @@ def _in_parts(compute: _Of) -> _Of:
     """Compute entry by entry, in parts that a cache of the processor holds, because large temporaries cost most."""
 
     @wraps(compute)
-    def computed(self: "Field", *operands: Any) -> Array:
+    def computed(self: Any, *operands: Any) -> Array:
         shapes = {each.shape for each in operands if isinstance(each, np.ndarray)}
         if len(shapes) != 1 or (size := math.prod(*shapes)) <= _CACHED:
             return np.asarray(compute(self, *operands))
@@ -183,7 +183,28 @@ def _in_parts(compute: _Of) -> _Of:
     return computed
 
 
-class Field:
+class Exact:
+    """What the fields and expressions compose of their own functions."""
+
+    @_in_parts
+    def power(self: Any, a: Array, exponent: int) -> Array:
+        if exponent < 2:
+            return a if exponent else self.add(1, self.mul(0, a))
+        root = self.power(a, exponent // 2)
+        squared = self.mul(root, root)
+        return self.mul(squared, a) if exponent % 2 else squared
+
+    def expm1(self: Any, a: Array) -> Array:
+        return self.sub(self.exp(a), 1)
+
+    def sigmoid(self: Any, a: Array) -> Array:
+        return self.inv(self.add(1, self.exp(self.neg(a))))
+
+    def tanh(self: Any, a: Array) -> Array:
+        return self.sub(self.mul(2, self.sigmoid(self.mul(2, a))), 1)
+
+
+class Field(Exact):
     """Arithmetic modulo a prime, which is 7 modulo 8, on int64 arrays, with oracles under a key."""
 
     reads_masks = True  # large negative numbers are masks; else entries are numbers, which may decide shapes
@@ -246,16 +267,6 @@ class Field:
         more &= self.p
         more += a
         return np.asarray(more)
-
-    @_in_parts
-    def power(self, a: Array, exponent: int) -> Array:
-        result = None
-        while exponent:
-            if exponent & 1:
-                result = a if result is None else self.mul(result, a)
-            exponent >>= 1
-            a = self.mul(a, a) if exponent else a
-        return np.ones_like(a) if result is None else result
 
     @_in_parts
     def inv(self, a: Array) -> Array:
@@ -396,9 +407,6 @@ class Field:
         value[flipped] = self.inv(value[flipped])
         return value
 
-    def expm1(self, a: Array) -> Array:
-        return self.sub(self.exp(a), 1)
-
     def log(self, a: Array) -> Array:
         inverse = self.inv(a)
         value = self.function("log", np.minimum(a, inverse))
@@ -406,12 +414,6 @@ class Field:
 
     def softplus(self, a: Array) -> Array:
         return self.log(self.add(1, self.exp(a)))
-
-    def sigmoid(self, a: Array) -> Array:
-        return self.inv(self.add(1, self.exp(self.neg(a))))
-
-    def tanh(self, a: Array) -> Array:
-        return self.sub(self.mul(2, self.sigmoid(self.add(a, a))), 1)
 
     def order(self, a: Array) -> Array:
         """What entries are sorted by: an order that is the same for equal entries, and means nothing else."""

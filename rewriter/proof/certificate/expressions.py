@@ -23,7 +23,7 @@ from flint import fmpq
 from rewriter.arrays import Array
 from rewriter.errors import RewriteError
 from rewriter.evaluate import scalar as rows  # noqa: F401
-from rewriter.evaluate.arithmetic import Value
+from rewriter.evaluate.arithmetic import Exact, Value
 from rewriter.evaluate.table import ELEMENTWISE, Call, row
 
 _MOST_BITS = 2**17  # of numerator and denominator: products of products double them
@@ -145,16 +145,6 @@ def apply(function: str, a: Expression) -> Expression:
     return symbol(function, (a,), None)
 
 
-def sigmoid(a: Expression) -> Expression:
-    """1 / (1 + exp(-a))."""
-    return div(ONE, add(ONE, apply("exp", neg(a))))
-
-
-def tanh(a: Expression) -> Expression:
-    """2 sigmoid(2 a) - 1, the hyperbolic tangent."""
-    return sub(mul(constant(2), sigmoid(mul(constant(2), a))), ONE)
-
-
 def where(x: Expression, a: Expression, b: Expression) -> Expression:
     """a where x >= 0, b where x < 0."""
     number = _number(x)
@@ -171,15 +161,6 @@ def maximum(a: Expression, b: Expression) -> Expression:
 def minimum(a: Expression, b: Expression) -> Expression:
     """The smaller of both."""
     return where(sub(b, a), a, b)
-
-
-def power(a: Expression, exponent: int) -> Expression:
-    """a to a power of at least 0."""
-    if exponent < 2:
-        return a if exponent else add(ONE, mul(ZERO, a))
-    root = power(a, exponent // 2)
-    squared = mul(root, root)
-    return mul(squared, a) if exponent % 2 else squared
 
 
 def total(terms: Sequence[Expression]) -> Expression:
@@ -328,13 +309,12 @@ def _function(name: str, a: Expression, *_: Expression) -> Expression:
 _METHODS: Mapping[str, Callable[..., Expression]] = {
     "add": add, "sub": sub, "mul": mul, "div": div, "neg": neg, "inv": partial(div, ONE),
     "rational": lambda number: number,
-    "power": lambda a, exponent: power(a, int(exponent.value.p)), "maximum": maximum, "minimum": minimum,
-    "choose": where, "sigmoid": sigmoid, "tanh": tanh, "expm1": lambda a: sub(apply("exp", a), ONE), "log": _logarithm,
+    "maximum": maximum, "minimum": minimum, "choose": where, "log": _logarithm,
     **{name: partial(apply, name) for name in FUNCTIONS}, **dict.fromkeys(("function", "odd", "even"), _function),
 }  # fmt: skip
 
 
-class Symbols:
+class Symbols(Exact):
     """Expressions, as arrays without axes: an arithmetic in which rows of the table say what operators are."""
 
     reads_masks, farthest = True, math.inf  # bounds of a Clip are left out where they are the last number of their type

@@ -1,6 +1,7 @@
 """Expressions at one number, by mpmath: an evaluator that shares nothing with the tested ones."""
 
 from collections.abc import Callable
+from functools import partial
 
 import mpmath
 from flint import fmpq
@@ -12,6 +13,13 @@ FUNCTIONS: dict[str, Callable[..., mpmath.mpf]] = {
     "where": lambda x, a, b: a if x >= 0 else b, "exp": mpmath.exp, "erf": mpmath.erf, "sqrt": mpmath.sqrt,
     "pi": lambda: +mpmath.pi, "softplus": lambda x: mpmath.log1p(mpmath.exp(-abs(x))) + max(x, 0),
 }  # fmt: skip
+
+
+def _unary(kind: str, y: Expression) -> Expression:
+    return scalar_operator(("", kind), {}, [y])
+
+
+sigmoid, tanh = partial(_unary, "Sigmoid"), partial(_unary, "Tanh")
 
 
 def gelu(y: Expression, *, approximate: bool = False) -> Expression:

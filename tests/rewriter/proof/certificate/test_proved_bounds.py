@@ -30,13 +30,11 @@ from rewriter.proof.certificate.expressions import (
     neg,
     on_piece,
     ordered,
-    sigmoid,
     softmax,
     sub,
-    tanh,
     where,
 )
-from tests.rewriter.proof.certificate.evaluated import at, gelu
+from tests.rewriter.proof.certificate.evaluated import at, gelu, sigmoid, tanh
 
 Y = VARIABLE
 THE_VARIABLE = fmpq(1), fmpq(0)
