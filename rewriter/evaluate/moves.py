@@ -49,11 +49,6 @@ def _moved_together(call: Call, function: Callable[..., Array], *operands: Any, 
     return Value(entries, joint_masks(function, *values), whole=whole, grid=grid)
 
 
-def first(x: Any) -> int:
-    """The element of a tensor of one element."""
-    return integers(x)[0]
-
-
 _LARGEST = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
 
@@ -125,18 +120,10 @@ def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any =
     return call.move(x, lambda t: t[tuple(cut)])
 
 
-def _from_end(index: Any, size: int) -> Array:
-    """Indices, with negative ones counted from the end. Raises IndexError."""
-    index = plain(index)
-    if index.size and (index.min() < -size or index.max() >= size):
-        raise IndexError(f"an index of an axis of {size} entries is out of range")
-    return np.asarray(np.where(index < 0, index + size, index))
-
-
 @operator("Gather", moves=True, table=True)
 def _gather(call: Call, x: Any, index: Any) -> Any:
     axis = call.get("axis", 0)
-    places = _from_end(index, x.shape[axis])
+    places = np.arange(x.shape[axis])[plain(index)]  # from the start; an index that is out of range is an error
     if call.decided and call.evaluator.takes_rows(call, [x, index]):
         return call.evaluator.rows(call, x, places)
     return call.move(x, lambda t: np.take(t, places, axis=axis))
@@ -146,7 +133,7 @@ def _gather(call: Call, x: Any, index: Any) -> Any:
 def _gather_nd(call: Call, x: Any, index: Any) -> Any:
     index = plain(index)
     if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        return call.evaluator.rows(call, x, _from_end(index[..., 0], x.shape[0]))
+        return call.evaluator.rows(call, x, np.arange(x.shape[0])[index[..., 0]])
     return _moved(call, x, index)
 
 
@@ -186,7 +173,7 @@ def where(call: Call, condition: Any, x: Any, y: Any) -> Any:
 
 @operator("OneHot", moves=True)
 def _one_hot(call: Call, index: Any, depth: Any, values: Any) -> Any:
-    size, index = first(depth), plain(index)
+    size, index = integers(depth)[0], plain(index)
     axis = call.get("axis", -1)
     if call.decided and is_float(values):  # as rows of a table
         off, on = (call.lift(values[place]).entries for place in (0, 1))
@@ -289,7 +276,7 @@ def _sequence(call: Call, *operands: Any) -> Any:
 @operator("SequenceInsert", moves=True)
 def _sequence_insert(call: Call, sequence: list[Any], x: Any, position: Any = None) -> Any:
     made = list(sequence)
-    made.insert(len(made) if position is None else first(position), x)  # counted from the end as in Python
+    made.insert(len(made) if position is None else integers(position)[0], x)  # counted from the end as in Python
     return made
 
 
@@ -297,7 +284,7 @@ def _sequence_insert(call: Call, sequence: list[Any], x: Any, position: Any = No
 def _sequence_at(call: Call, sequence: list[Any], position: Any) -> Any:
     if call.decided and call.node.input[1] in call.evaluator.decided and isinstance(call.f, Field):
         raise Unsupported("an input chooses what it takes")
-    return sequence[first(position)]
+    return sequence[integers(position)[0]]
 
 
 @operator("SplitToSequence", moves=True)

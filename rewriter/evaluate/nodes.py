@@ -36,7 +36,7 @@ class Kernels:
         self._opsets, self._ir_version = opsets, min(ir_version, _MAX_IR)
         self._kept: dict[tuple[object, ...], tuple[Any, ...]] = {}
         self._large: list[tuple[object, ...]] = []
-        self._facts: dict[bytes, dict[str, Any]] = {}  # about large results, by how they were computed
+        self._facts: dict[tuple[bytes, int], dict[str, Any]] = {}  # about large results, by how they were computed
 
     def run(
         self, node: onnx.NodeProto, operands: Sequence[Array | None], row: Callable[..., Any] | None = None
@@ -54,8 +54,7 @@ class Kernels:
             self._kept.pop(self._large.pop(0), None)
         for number, each in enumerate(result):
             if isinstance(each, np.ndarray):
-                how = b"%b %d %d" % (stated, self._opsets.get("", 1), number)
-                unchanging(each, self._facts.setdefault(how, {}))
+                unchanging(each, self._facts.setdefault((stated, number), {}))
         return result
 
     def _run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:

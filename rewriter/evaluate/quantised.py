@@ -99,15 +99,14 @@ def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
 @operator("DynamicQuantizeLinear")
 def _dynamic(call: Call, x: Any) -> tuple[Value, Value, Value]:
     """The scale is (max(x, 0) - min(x, 0)) / 255, and the zero point saturate(round(-min / scale))."""
-    f, entries = call.f, call.entries(x)
-    order, nothing = f.order(entries), call.entries(0)
-    low = f.minimum(np.asarray(entries.flat[order.argmin()]), nothing)
-    high = f.maximum(np.asarray(entries.flat[order.argmax()]), nothing)
+    f, x, nothing = call.f, call.lift(x), call.entries(0)
+    low = f.minimum(call.apply("ReduceMin", x, keepdims=0).entries, nothing)
+    high = f.maximum(call.apply("ReduceMax", x, keepdims=0).entries, nothing)
     scale = f.mul(f.sub(high, low), f.rational(Fraction(1, 255)))
     scale = np.where(low == high, call.entries(1), scale)
     inverse, kind = f.inv(scale), np.dtype(np.uint8)
     zero = _saturated(call, f.mul(f.neg(low), inverse), nothing, kind)
-    return _saturated(call, f.mul(entries, inverse), zero.entries, kind), Value(scale), zero
+    return _saturated(call, f.mul(x.entries, inverse), zero.entries, kind), Value(scale), zero
 
 
 # -- products ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import numpy as np
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Unsupported, Value, plain
-from rewriter.evaluate.moves import as_matrix, first
+from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, plain
+from rewriter.evaluate.moves import as_matrix
 from rewriter.evaluate.table import Call, operator
 
 # -- reductions
@@ -143,7 +143,7 @@ def _ranks(call: Call, x: Value, size: int, count: int) -> Array:
 def _placed(call: Call, x: Value, *count: Any) -> Any:
     """Where the kernel places the ranks of entries; the first of equal entries comes first."""
     axis = call.get("axis", -1 if call.kind == "TopK" else 0)
-    taken = first(count[0]) if count else call.get("k", 1)
+    taken = integers(count[0])[0] if count else call.get("k", 1)
     _, ranks = np.unique(_ranks(call, x, x.shape[axis], taken), return_inverse=True)
     node = helper.make_node(call.kind, call.node.input, [*call.node.output[:-1], "index"])  # which may be left out
     node.attribute.extend(call.node.attribute)
