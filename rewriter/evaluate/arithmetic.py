@@ -388,10 +388,7 @@ class Field(Exact):
     @_in_parts
     def function(self, name: object, *operands: Array) -> Array:
         """A function of which nothing is known."""
-        drawn = np.asarray(self.hash64(name, *operands))
-        whole = drawn // _U64(self.p)
-        whole *= _U64(self.p)
-        return np.asarray(drawn - whole).astype(np.int64)
+        return np.asarray(self.hash64(name, *operands) % _U64(self.p)).astype(np.int64)
 
     def odd(self, name: str, a: Array) -> Array:
         value = self.even(name, a)

@@ -101,7 +101,6 @@ def _number(expression: Expression) -> fmpq | None:
 
 
 def add(a: Expression, b: Expression) -> Expression:
-    """a + b."""
     x, y = _number(a), _number(b)
     if x is not None and y is not None:
         return constant(x + y)
@@ -111,17 +110,14 @@ def add(a: Expression, b: Expression) -> Expression:
 
 
 def sub(a: Expression, b: Expression) -> Expression:
-    """a - b."""
     return add(a, neg(b))
 
 
 def neg(a: Expression) -> Expression:
-    """-a."""
     return mul(constant(-1), a)
 
 
 def mul(a: Expression, b: Expression) -> Expression:
-    """a b."""
     x, y = _number(a), _number(b)
     if x is not None and y is not None:
         return constant(x * y)
@@ -154,12 +150,10 @@ def where(x: Expression, a: Expression, b: Expression) -> Expression:
 
 
 def maximum(a: Expression, b: Expression) -> Expression:
-    """The larger of both."""
     return where(sub(a, b), a, b)
 
 
 def minimum(a: Expression, b: Expression) -> Expression:
-    """The smaller of both."""
     return where(sub(b, a), a, b)
 
 
