@@ -461,7 +461,10 @@ class Field(Exact):
             if residue is not None:
                 return Value(np.full(x.shape, residue, np.int64))
         x = x.astype(np.float64)
-        entries, low, odd = self._exact(x), x <= self.low, ~np.isfinite(x)
+        low, odd = x <= self.low, ~np.isfinite(x)
+        fraction, exponent = np.frexp(np.where(odd, 0, x))
+        digits = self.reduced((fraction * 2.0**53).astype(np.int64))
+        entries = self.mul(digits, self.modulus.powers[exponent.astype(np.int64) - 53 - _LOWEST_EXPONENT])
         if odd.any():
             signed = np.where(x > 0, self._infinity, self.p - self._infinity)
             entries = np.where(np.isnan(x), self._infinity // 2, np.where(odd, signed, entries))
@@ -469,12 +472,6 @@ class Field(Exact):
             return Value(entries)
         counts = np.where(np.isneginf(x), INFINITE, np.where(x <= -FARTHEST, FAR, 1))
         return Value(entries, np.where(low, counts, 0))
-
-    def _exact(self, x: Array) -> Array:
-        """float64 as residues; anything for what is not finite."""
-        fraction, exponent = np.frexp(np.where(np.isfinite(x), x, 0))
-        digits = self.reduced((fraction * 2.0**53).astype(np.int64))
-        return self.mul(digits, self.modulus.powers[exponent.astype(np.int64) - 53 - _LOWEST_EXPONENT])
 
     # products
     def matmul(self, a: Any, b: Any) -> Array:

@@ -221,9 +221,9 @@ def _moved(call: Call, *operands: Any) -> Any:
         return Value(call.f.reduced(made.entries), made.masks, whole=made.whole)
     if reduction != "none":
         raise Unsupported(f"a scattered {reduction}")
-    ends = np.cumsum([1, *(each.size for each in data)])
-    starts = zip(data, ends[:-1].tolist(), strict=True)
-    numbers = kernel(*(start + np.arange(float(each.size)).reshape(each.shape) for each, start in starts)).astype(int)
+    ends = np.cumsum([each.size for each in data])
+    counted = np.split(np.arange(1.0, ends[-1] + 1), ends[:-1])
+    numbers = kernel(*(part.reshape(each.shape) for part, each in zip(counted, data, strict=True))).astype(int)
     return _moved_together(call, numbered, np.asarray(call.get("value", 0)), *data, scalar=False)
 
 
