@@ -180,10 +180,8 @@ def _one_hot(call: Call, index: Any, depth: Any, values: Any) -> Any:
         hot = call.evaluator.rows(call, np.eye(size, dtype=np.float32), index).entries
         made = call.f.add(off, call.f.mul(hot, call.f.sub(on, off)))
         return Value(np.moveaxis(made, -1, axis))
-    axis = axis + index.ndim + 1 if axis < 0 else axis
-    shape = [size if place == axis else 1 for place in range(index.ndim + 1)]
     index = np.where(index < 0, index + size, index)
-    hot = (np.expand_dims(index, axis) == np.arange(size).reshape(shape)).astype(np.int64)
+    hot = np.moveaxis(index[..., None] == np.arange(size), -1, axis).astype(np.int64)
     return call.move(values, lambda t: t[hot])
 
 

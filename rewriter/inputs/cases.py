@@ -247,11 +247,11 @@ class Inputs:
         if key_of(node) in _ATTENTION:
             _note_attention(node, shapes, operands)
         if node.op_type == "TensorScatter" and operands[0] is not None:
-            self._note_cache(node, operands[0], operands[2])
+            self._note_cache(node, operands[0], *operands[2:])
         if node.op_type in {"ScatterND", "ScatterElements"}:
             (held,) = view.back(node.input[0], ("Transpose", "Identity", "Cast"))
             if held in self.specs:
-                self._note_cache(node, self.specs[held], None)
+                self._note_cache(node, self.specs[held])
         kernel = shapes[1] if node.op_type == "Conv" and len(shapes) > 1 else ()
         if len(kernel) > 1 and isinstance(kernel[1], int) and operands[0] is not None:
             operands[0].sizes[1] = kernel[1] * integer_of(node, "group", 1)
@@ -276,9 +276,9 @@ class Inputs:
                 spec = self.specs[source]
                 spec.rows = max(min(rows, spec.rows or rows), 1)
 
-    def _note_cache(self, node: onnx.NodeProto, cache: InputSpec, start: InputSpec | None) -> None:
+    def _note_cache(self, node: onnx.NodeProto, cache: InputSpec, start: InputSpec | None = None) -> None:
         """A static cache, into which new tokens are written: its size is the maximum number of tokens."""
-        if start is not None and node.op_type == "TensorScatter":
+        if start is not None:
             start.role = Role.PAST_LENGTH
         elif cache.role is not Role.PAST or Kind.PAST not in cache.kinds:
             return

@@ -178,9 +178,8 @@ class _Search:
         gap = b[0] - a[1], b[1] - a[0]
         if low == high:
             self._found(arb.union(*gap), arb.union(*a), low)
-        return _quotient(
-            max(abs(each).upper() for each in gap), arb(0) if a[0] <= 0 <= a[1] else min(abs(a[0]), abs(a[1]))
-        )
+        least = arb(0) if a[0] <= 0 <= a[1] else min(abs(a[0]), abs(a[1]))
+        return _quotient(max(abs(each).upper() for each in gap), least)
 
     def _at_point(self, y: fmpq) -> float:
         """The same at a single number, where every condition is decided exactly."""
