@@ -30,8 +30,7 @@ _MOST_TERMS, _PART = 2**13, 2**18
 """Products of halves whose sum is exact in float64; and entries of a weight that are split at once."""
 _CACHED = 2**15  # entries that are computed with at once
 _FEW = 32  # numbers that are inverted one by one
-_LEAST_KNOWN, _MAX_KNOWN = 2**12, 2**26
-"""Entries of the smallest weight whose products are remembered, and of all these products."""
+_MAX_KNOWN = 2**26  # entries of all products that are remembered
 FARTHEST, UNREACHED = 2.0**59, 1e15
 """Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
 the same where constants are read as the numbers they are rounded from."""
@@ -519,8 +518,6 @@ class Modulus:
 
     def weighted(self, field: Field, entries: Array, weight: Array) -> Array:
         """Entries @ a weight; from memory, where both were multiplied before."""
-        if weight.size < _LEAST_KNOWN:
-            return _weighted([(field, entries)], weight)[0]
         key = content(weight), content(entries)
         if key in self.known:
             return self.known[key].astype(np.int64)
@@ -541,7 +538,7 @@ def multiply(products: "Iterable[tuple[Arithmetic, Any, Any]]") -> None:
     for field, x, weight in products:
         if not (isinstance(field, Field) and isinstance(x, Value) and isinstance(weight, np.ndarray)):
             continue
-        if x.ndim > 1 and weight.ndim == 2 and x.shape[-1] == len(weight) and weight.size >= _LEAST_KNOWN:
+        if x.ndim > 1 and weight.ndim == 2 and x.shape[-1] == len(weight):
             key, entries = content(weight), content(x.entries)
             if (key, entries) not in field.modulus.known:
                 new.setdefault(key, (weight, {}))[1][field.modulus, entries] = field, x.entries
