@@ -186,20 +186,20 @@ class Exact:
     """What the fields and expressions compose of their own functions."""
 
     @_in_parts
-    def power(self: Any, a: Array, exponent: int) -> Array:
+    def power(self: Any, a: Array, exponent: int) -> Any:
         if exponent < 2:
             return a if exponent else self.add(1, self.mul(0, a))
         root = self.power(a, exponent // 2)
         squared = self.mul(root, root)
         return self.mul(squared, a) if exponent % 2 else squared
 
-    def expm1(self: Any, a: Array) -> Array:
+    def expm1(self: Any, a: Array) -> Any:
         return self.sub(self.exp(a), 1)
 
-    def sigmoid(self: Any, a: Array) -> Array:
+    def sigmoid(self: Any, a: Array) -> Any:
         return self.inv(self.add(1, self.exp(self.neg(a))))
 
-    def tanh(self: Any, a: Array) -> Array:
+    def tanh(self: Any, a: Array) -> Any:
         return self.sub(self.mul(2, self.sigmoid(self.mul(2, a))), 1)
 
 

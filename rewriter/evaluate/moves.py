@@ -212,7 +212,7 @@ def _moved(call: Call, *operands: Any) -> Any:
         return np.asarray(run(node, [None if each is None else plain(each) for each in given])[0])
 
     def numbered(*tensors: Array) -> Array:
-        return np.concatenate([each.reshape(-1) for each in tensors])[numbers]
+        return np.asarray(np.concatenate([each.reshape(-1) for each in tensors])[numbers])
 
     if reduction == "add":
         made = _moved_together(call, kernel, *data, scalar=False)

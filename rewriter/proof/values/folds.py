@@ -132,7 +132,7 @@ class _Affine:
     def of(self, arithmetic: Any, entries: Array, constants: Mapping[str, Array] | None = None) -> Array:
         """Its output for a vector of channels."""
         given = {**(constants or self._constants), self.data: Value(entries[None])}
-        return _outcome(self._program, arithmetic, [self._node], given, self._node.output[0])[0]
+        return np.asarray(_outcome(self._program, arithmetic, [self._node], given, self._node.output[0])[0])
 
     def scale(self) -> _Vector:
         def difference(f: Any, dtype: type) -> Array:
