@@ -112,7 +112,7 @@ def _dynamic(call: Call, x: Any) -> tuple[Value, Value, Value]:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-_SCALED = {"MatMul": (-2, -1), "Conv": (1, 0)}
+_SCALED = {"MatMulInteger": (-2, -1), "QLinearMatMul": (-2, -1), "ConvInteger": (1, 0), "QLinearConv": (1, 0)}
 """Along which axes of their operands scales and zero points are, if not along axis 1."""
 
 
@@ -121,7 +121,7 @@ def _integer_product(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any
     if call.get("channels_last"):
         raise Unsupported("channels_last")
     name, given = call.kind.removesuffix("Integer"), ((x, x_zero), (y, y_zero))
-    axes = zip(given, _SCALED[name], strict=True)
+    axes = zip(given, _SCALED[call.kind], strict=True)
     sides = [call.apply("DequantizeLinear", each, np.float32(1), zero, axis=axis) for (each, zero), axis in axes]
     return Value(call.apply(name, *sides, **call.attributes).entries, whole=True)
 
@@ -148,27 +148,29 @@ def _qgemm(
 ) -> Any:  # fmt: skip
     x, y = (call.move(t, np.transpose) if call.get(name) else t for t, name in ((x, "transA"), (y, "transB")))
     if bias is not None:
-        bias = call.apply("DequantizeLinear", bias, mul(call, x_scale, y_scale), axis=-1)
+        scales = (call.lift(each, scalar=False) for each in (x_scale, y_scale))
+        bias = call.apply("DequantizeLinear", bias, mul(call, *scales), axis=-1)
     made = _matmul_to_float(call, x, y, x_scale, y_scale, x_zero, y_zero, bias)
     result = mul(call, made, np.float32(call.get("alpha", 1.0)))
     return result if scale is None else call.apply("QuantizeLinear", result, scale, zero)
 
 
-_BETWEEN = ("Add", "Concat", "Conv", "GlobalAveragePool", "LeakyRelu", "MatMul", "Mul", "Sigmoid", "Softmax", "Where")
-
-
-@operator(*(f"QLinear{name}" for name in _BETWEEN))
+@operator(
+    *("QLinearAdd", "QLinearMul", "QLinearWhere", "QLinearConcat", "QLinearSigmoid", "QLinearLeakyRelu"),
+    *("QLinearSoftmax", "QLinearGlobalAveragePool", "QLinearMatMul", "QLinearConv"),
+)
 def _qlinear(call: Call, *operands: Any) -> Any:
     """An operator between DequantizeLinear and QuantizeLinear; each operand but a bias has a scale and a zero point."""
     name = call.kind.removeprefix("QLinear")
     condition = operands[:1] if name == "Where" else ()
     first = (*operands[2:], *operands[:2]) if name == "Concat" else operands[len(condition) :]
     *triples, (scale, *further) = [first[place : place + 3] for place in range(0, len(first), 3)]
-    axes = _SCALED.get(name, (1,) * len(triples))
+    axes = _SCALED.get(call.kind, (1,) * len(triples))
     sides = [call.apply("DequantizeLinear", *each, axis=axis) for each, axis in zip(triples, axes, strict=True)]
     zero, bias = (*further, None, None)[:2]
     if bias is not None:
-        sides.append(call.apply("DequantizeLinear", bias, mul(call, *(each[1] for each in triples))))
+        scales = (call.lift(each[1], scalar=False) for each in triples)
+        sides.append(call.apply("DequantizeLinear", bias, mul(call, *scales)))
     if call.get("channels_last") or (call.get("opset", _AXIS_ALONE) < _AXIS_ALONE and call.get("axis", -1) != -1):
         raise Unsupported("this layout")
     made = call.apply(name, *condition, *sides, **call.attributes)
