@@ -31,23 +31,25 @@ from onnx import TensorProto, helper
 
 from passes.conversion import Builder, Conversion
 from passes.forms.softmax import BIAS_ROWS, LARGEST_PATTERN, POSITION_ROWS, PREFIX, default_omega, neuron_scores
+from passes.match.linear import routing
 from passes.options import DEFAULT_MAX_TOKENS, WHOLE
 from passes.programs.program import Array, groups_of
 from rewriter.evaluate.scalar import NONLINEAR
+from rewriter.graph.attention import keys_alone
 from rewriter.graph.constants import Constants, Read, Shapes, Sizes, computed
 from rewriter.graph.edit import Replacement, ancestors, between
 from rewriter.graph.surgeon import Tensor
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import GraphView, LostError, Step, attributes, integer_of, integers_of
+from rewriter.graph.view import GraphView, LostError, Route, Step, attributes, integer_of, integers_of
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 
 SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
 LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
 SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
 _SIZES = ("Shape", "Size")
-_GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}  # between a softmax and the product with values
+_GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape", "Slice"}  # between a softmax and the product with values
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
-_NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
+_NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax", "TopK"}
 
 
 # -- what is added to scores -------------------------------------------------------------------------------------------
@@ -93,9 +95,12 @@ class Core:
 
     product: int
     before: tuple[Step, ...]
+    scores: str  # those of keys alone
     softmax: int
     after: tuple[Step, ...]
     values: int
+    beside: frozenset[int]  # nodes that join a sink to the scores, or subtract the largest
+    sink: Array | None  # [heads or 1] the score of one more key, which has no value
     table: Array = field(default_factory=partial(np.zeros, (1, 0, 0)))  # [heads or 1, T, T] of query and key
     data: tuple[Data, ...] = ()
     scales: tuple[Step, ...] = ()  # of queries
@@ -104,7 +109,8 @@ class Core:
 
     @property
     def nodes(self) -> set[int]:
-        return {self.product, self.softmax, self.values, *(index for index, _ in (*self.before, *self.after))}
+        steps = {index for index, _ in (*self.before, *self.after)}
+        return steps | self.beside | {self.product, self.softmax, self.values}
 
     @property
     def bias(self) -> float:
@@ -127,7 +133,7 @@ def cores_of(reader: "Reader", blocks: Container[int], ends: Sequence[str]) -> t
         behind = not made.isdisjoint(reads(node))  # a sublayer
         made.update(node.output if behind else ())
         if index not in taken and index not in blocks and not reader.data.isdisjoint(node.output):
-            reader.check(node, on_way=index in way, behind=behind)
+            reader.check(index, on_way=index in way, behind=behind)
     return cores
 
 
@@ -135,7 +141,7 @@ class Reader:
     """Finds cores and reads their scores; `read` reads initializers."""
 
     def __init__(self, view: GraphView, read: Read) -> None:
-        self.view, self.read = view, read
+        self.view, self.read, self.routing = view, read, routing(view)
         self.shapes: Callable[[int, int], Shapes] = cache(self._shapes)
         # The tensors that depend on the values of inputs, not on their shapes alone.
         self.data = set(view.inputs)
@@ -161,24 +167,49 @@ class Reader:
             return None
         if integer_of(node, "axis", -1) not in (-1, (view.type_of(node.input[0]).rank or 0) - 1):
             raise LostError.at(node, "it is not over the last axis")
+        scores, sink, beside = keys_alone(view, node.input[0], lambda name: self._from_product(name) is not None)
+        if (before := self._from_product(scores)) is None:
+            reason = "its scores are not a product of queries and keys, scaled, masked or capped"
+            raise LostError.at(view.made_by(scores) or node, reason)
+        (product, steps), (values, after) = before, nearest[0]
+        parts = [view.nodes[index] for index, _ in after if view.nodes[index].op_type == "Slice"]
+        if len(parts) != bool(sink) or not all(map(self._drops_last, parts)):
+            raise LostError.at(view.nodes[values], "it weighs values by other columns than those of keys")
+        number = self._sink(sink) if sink else None
+        return Core(product, steps[::-1], scores, softmax, after, values, beside, number)
+
+    def _from_product(self, scores: str) -> Route | None:
+        """The product that makes scores, and the steps back to it."""
 
         def passes(node: onnx.NodeProto, place: int) -> bool:
             return node.op_type in SCORING and (node.op_type != "Sub" or not place)
 
-        (values, after), scores = nearest[0], node.input[0]
         for least in (2, 1):  # queries may be weights, as of a head that pools
-            routes = view.routes(scores, partial(self._is_product, least=least), passes)
-            for product, before in sorted(routes, key=lambda way: [place for _, place in way[1]])[:1]:
-                return Core(product, before[::-1], softmax, after, values)
-        reason = "its scores are not a product of queries and keys, scaled, masked or capped"
-        raise LostError.at(view.made_by(scores) or node, reason)
+            if routes := [*self.view.routes(scores, partial(self._is_product, least=least), passes)]:
+                return min(routes, key=lambda way: [place for _, place in way[1]])
+        return None
+
+    def _drops_last(self, node: onnx.NodeProto) -> bool:
+        """Whether a Slice keeps all columns but the last."""
+        before, kept = (self.sizes(name) for name in (node.input[0], node.output[0]))
+        starts = self._constants.numbers(node.input[1])
+        return kept == (*before[:-1], (before[-1] or 0) - 1) and starts is not None and not any(starts)
+
+    def _sink(self, name: str) -> Array:
+        """A score [heads or 1] beside those of all keys. Raises LostError unless it is a constant."""
+        maker = self.view.made_by(name)
+        value = self._constants.value(maker.input[0] if maker is not None and maker.op_type == "Expand" else name)
+        if value is None or value.size != [1, 1, 1, *value.shape][-3]:
+            raise LostError(f"'{name}', which is joined to its scores, is not one number for each head", name)
+        return np.asarray(value, np.float64).reshape(-1)
 
     def _is_product(self, node: onnx.NodeProto, least: int = 2) -> bool:
         """Whether a node multiplies two tensors, of which so many depend on data."""
         return node.op_type == "MatMul" and sum(map(self.data.__contains__, node.input)) >= least
 
-    def check(self, node: onnx.NodeProto, *, on_way: bool, behind: bool) -> None:
+    def check(self, index: int, *, on_way: bool, behind: bool) -> None:
         """Raise LostError for a node that a network of attention cannot have: `on_way` to or `behind` a sublayer."""
+        node = self.view.nodes[index]
         kind, known = node.op_type, self.view.type_of(node.output[0]).elem_type
         inner = [each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node)]
         if "Softmax" in inner or any(_SUBLAYER.fullmatch(each) for each in (kind, *inner)):
@@ -190,7 +221,7 @@ class Reader:
         multiplied = kind in ("MatMul", "Gemm") and (self._is_product(node) or -1 in self.tokens(node.input[0]))
         if multiplied or (behind and (reduced or convolved or kind == "CumSum")):
             raise LostError.at(node, "it mixes tokens outside a softmax")
-        if behind and kind in _NO_HEADS:
+        if behind and kind in _NO_HEADS and index not in self.routing:
             raise LostError.at(node, "it would stay in a network of attention only")
 
     def count(self, core: Core) -> int | None:
@@ -205,7 +236,6 @@ class Reader:
     def scores(self, core: Core, longest: int) -> Core:
         """A core with its scores for positions up to `longest`. Raises LostError if W_QK cannot hold them."""
         product, steps, count = self.view.nodes[core.product], [*core.before], self.count(core) or 0
-        last = self.view.nodes[core.softmax].input[0]
         if count > longest:
             raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {longest} to {count}")
         caps = [place for place, (index, _) in enumerate(steps) if self.view.nodes[index].op_type == "Tanh"]
@@ -219,7 +249,7 @@ class Reader:
             others = [name for at, name in enumerate(node.input) if at != place and name]
             lows = [self._constants.scalar(name) for name in others if node.op_type == "Max"]
             if node.op_type in ("Add", "Sub", "Where"):
-                found = self._added(found, node, place, last)
+                found = self._added(found, node, place)
             elif (factor := self._factor((index, place))) is not None and not cap and not found.data:
                 if found.table.any() and np.isnan(factor):
                     raise LostError.at(node, "data scales what is added to its scores by position")
@@ -252,8 +282,8 @@ class Reader:
             raise LostError.at(node, "it lays out scores with data in a way that W_QK cannot hold")
         return data
 
-    def _added(self, found: Core, node: onnx.NodeProto, place: int, last: str) -> Core:
-        both = node.output[0], last  # the scores after the addition, and the input of the softmax
+    def _added(self, found: Core, node: onnx.NodeProto, place: int) -> Core:
+        both = node.output[0], found.scores
         sizes = self.sizes(both[0])
         for term in self._terms(node, place):
             if (term, sizes) not in self._known:
@@ -404,7 +434,7 @@ class Whole:
     omega: float
     neurons: tuple[int, ...]  # numbers of bias tokens that heads of neurons attend to
     reader: Reader
-    _names: dict[str, dict[tuple[bytes, float], int]] = field(default_factory=dict)
+    _names: dict[str, dict[tuple[bytes, tuple[float, ...]], int]] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -426,15 +456,18 @@ class Whole:
         for core in self.cores:
             heads = np.zeros((len(core.table), r + t, r + t))
             heads[:, r:, r:], heads[:, r:, :r] = core.table, core.bias
-            made[self.name_of(core.table, core.bias)] = heads[0] if len(heads) == 1 else heads
+            if core.sink is not None:
+                heads[:, r:, 0] = 0.0
+                made[self.name_of(core.sink)] = np.eye(1, r + t) * core.sink[:, None, None]
+            made[self.name_of(core.table, core.bias, core.sink is not None)] = heads[0] if len(heads) == 1 else heads
             made.update((self.name_of(each.allowed), each.allowed) for each in core.data if each.allowed is not None)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)
         typed = ((name, each if each.dtype == np.bool_ else each.astype(dtype)) for name, each in made.items())
         return [onnx.numpy_helper.from_array(values, name) for name, values in typed]
 
-    def name_of(self, table: Array | Mask, bias: float = 0.0) -> str:
-        """The name of W_QK between positions, or of the pairs that a mask does not forbid by them."""
-        kind = "not_by_position" if table.dtype == np.bool_ else "W_QK_positions"
+    def name_of(self, table: Array | Mask, *bias: float) -> str:
+        """The name of W_QK between positions, of that of sinks, or of the pairs that a mask does not forbid by them."""
+        kind = "W_QK_positions" if bias else "not_by_position" if table.dtype == np.bool_ else "W_QK_sinks"
         known = self._names.setdefault(kind, {})
         return f"{PREFIX}/{kind}_{known.setdefault((table.tobytes(), bias), len(known))}"
 
@@ -453,6 +486,7 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     ends = [each.ends for each in conversions]
     inside = frozenset(index for given, made in ends for index in between(view, given, [made]))
+    inside |= {each.node for one in conversions for each in (*one.block.first, *one.block.second)}
     cores = cores_of(reader, inside, [made for _, made in ends])
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None
@@ -498,8 +532,8 @@ class Join:
         name, earlier = self.softmax.output[0], []
         readers = [self.view.nodes[each] for each in {*self.view.consumers.get(name, ())} - self.core.nodes]
         if name in self.view.outputs or any(each.op_type != "IsNaN" for each in readers):
-            own = [self.b.integers(0), self.keys, self.b.integers(-1)]
-            self.b.node("Slice", [pattern, *own], "own_pattern", output=name)
+            stop = self.keys if self.core.sink is None else self.b.add(self.keys, self.b.integers(1), "keys_and_sink")
+            self.b.node("Slice", [pattern, self.b.integers(0), stop, self.b.integers(-1)], "own_pattern", output=name)
             earlier.append(self._replacement(name))
             self.b = Builder(f"{self.b.prefix}/values", opset=self.b.opset, compute_type=self.kind)
             pattern = self.b.tensor(str(pattern.name))
@@ -516,6 +550,8 @@ class Join:
         """A step behind the softmax, on the joined pattern."""
         b, name, operands = self.b, node.output[0], [self.b.tensor(each) for each in node.input]
         operands[place] = pattern
+        if node.op_type == "Slice":
+            return pattern
         if node.op_type == "Reshape":
             lead, square = self.b.sizes(value, 0, -2, f"{name}/v"), self.b.sizes(pattern, -2, _END, f"{name}/pattern")
             return b.reshape(pattern, b.concat([lead, square], 0, f"{name}/shape"), name)
@@ -541,10 +577,13 @@ class Join:
         # Behind a cache, queries are the last tokens.
         last = bool(core.table.any())
         self.first = b.sub(self.keys, count, "first_query") if last else b.integers(0)
-        weight = b.read(self.whole.name_of(core.table, core.bias), self.whole.elem_type, "W_QK_positions")
+        weight = b.read(
+            self.whole.name_of(core.table, core.bias, core.sink is not None), self.whole.elem_type, "W_QK_positions"
+        )
         stop, literal = self.keys if last else count, bool(self.whole.neurons)
         if literal:
             weighed = b.node("MatMul", [self._columns(self.first, stop, "p_q"), weight], "p_q_W_QK")
+            weighed = self._with_sink(weighed)
             bias = b.rows(b.read(BIAS_ROWS, self.whole.elem_type, "bias_token_rows"), 1, _END, 2, "p_bias")
             both = b.concat([self._columns(b.integers(0), self.keys, "p_k"), bias], 1, "p_k_joined")
             positions = self._spread(weighed, query, 0, "q_positions")
@@ -569,10 +608,17 @@ class Join:
         """p P p^T, [N, S + R] or one for each head, as a part of P."""
         b, r = self.b, self.whole.bias_tokens
         first = [b.add(b.integers(r), end, f"{name}_row") for name, end in (("first", self.first), ("stop", stop))]
-        rows = b.node("Slice", [weight, *first, b.integers(-2)], "p_q_W_QK")
+        rows = self._with_sink(b.node("Slice", [weight, *first, b.integers(-2)], "p_q_W_QK"))
         last = b.add(b.integers(r), self.keys, "stop_column")
         parts = b.rows(rows, r, last, -1, "p_k"), b.rows(rows, 0, r, -1, "p_bias")
         return b.concat(parts, -1, "p_k_joined")
+
+    def _with_sink(self, rows: Tensor) -> Tensor:
+        """Rows of P, of which the first bias token is the sink, if there is one."""
+        if self.core.sink is None:
+            return rows
+        sinks = self.b.read(self.whole.name_of(self.core.sink), self.whole.elem_type, "W_QK_sinks")
+        return self.b.add(rows, sinks, "p_q_W_QK_with_sink")
 
     @property
     def _limit(self) -> str:
@@ -621,7 +667,7 @@ class Join:
         if each.share < 1.0:
             made = b.mul(made, b.numbers(f"{name}_share", each.share), f"{name}_shared")
         # Bias tokens are padding too: where all keys of a token are, they weigh less.
-        low = 0.0 if each.low == -np.inf else each.low * each.share or -OMEGA
+        low = 0.0 if each.low == -np.inf or self.core.sink is not None else each.low * each.share or -OMEGA
         wide_enough = each.sizes[-1] != 1 or each.allowed is not None
         return self._padded(made, len(each.sizes), -1, f"{name}_joined", low) if wide_enough else made
 

@@ -1,6 +1,6 @@
 """Linear operators: nodes that apply a constant weight to one data input; `LINEAR_OPERATORS` is the table.
 
-A node of a listed type that does not qualify gives a `Miss` with the reason.
+A node of a listed type that does not qualify gives a `Miss` with the reason. `routing` finds what chooses weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,27 @@ from math import prod
 import onnx
 
 from rewriter.evaluate.table import MICROSOFT
-from rewriter.graph.constants import Constants
+from rewriter.graph.constants import COMPUTED, Constants
 from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import REARRANGED, GraphView, Miss, attributes, integer_of, integers_of, key_of, label
 
 # Operators whose output is a projection if their input is one: biases, layouts, rounding.
 AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
+
+_ROUTING = COMPUTED - {"Transpose"} | {
+    *(
+        "Softmax",
+        "TopK",
+        "ArgMax",
+        "ReduceSum",
+        "ReduceMax",
+        "Expand",
+        "GatherElements",
+        "GatherND",
+        "ScatterND",
+        "Shape",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -170,3 +185,23 @@ LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
     )
     for name in names.split()
 }
+
+
+def routing(view: GraphView) -> frozenset[int]:
+    """The nodes whose numbers only choose weights, or scale whole rows, as those of a router and of a gate by token."""
+    found = set[int]()
+
+    def last(tensor: str) -> object:
+        return [None, *(view.type_of(tensor).shape or ())][-1]
+
+    def ends(tensor: str, reader: onnx.NodeProto) -> bool:
+        scaled = [last(name) for name in reader.input if name != tensor]
+        scales = reader.op_type == "Mul" and last(tensor) == 1 and not {1, None}.intersection(scaled)
+        return scales or view.type_of(tensor).elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+
+    for index, node in reversed([*enumerate(view.nodes)]):
+        uses = [(name, reader) for name in node.output for reader in view.consumers.get(name, ())]
+        within = uses and node.op_type in _ROUTING and not {*view.outputs}.intersection(node.output)
+        if within and all(reader in found or ends(name, view.nodes[reader]) for name, reader in uses):
+            found.add(index)
+    return frozenset(found)

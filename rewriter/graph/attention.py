@@ -18,13 +18,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.scalar import activation_numbers
 from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.constants import UNFIT, AnyArray, elem_type_of
 from rewriter.graph.edit import drop_dead
 from rewriter.graph.fused import Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
-from rewriter.graph.view import LostError, attributes, integer_of, integers_of, key_of, label, opsets
+from rewriter.graph.view import GraphView, LostError, attributes, integer_of, integers_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs
 
 ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -116,6 +117,32 @@ def norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     bare.input[:] = [*sides, *node.input[3:14], "", "", *node.input[16:]]
     bare.output[0] = node.output[0]
     return [*written.nodes, bare]
+
+
+def keys_alone(view: GraphView, scores: str, of_keys: Callable[[str], bool]) -> tuple[str, str, frozenset[int]]:
+    """The scores `of_keys` that a softmax reads, a sink, and the nodes that join it or subtract the largest score.
+
+    A sink is one more score, the column of which is dropped; it is empty if there is none.
+    """
+    sink, tensor, passed = "", scores, list[int]()
+    while not sink and (index := view.producer.get(tensor)) is not None:
+        node = view.nodes[index]
+        largest = view.producer.get(node.input[1], -1) if node.op_type == "Sub" else -1
+        if node.op_type == "Concat":
+            parts = [name for name in node.input if of_keys(name)]
+            if len(parts) != 1:
+                raise LostError("its scores are joined of several products", label(node))
+            scores, sink = parts[0], next(name for name in node.input if name not in parts)
+        elif (
+            largest >= 0
+            and view.nodes[largest].op_type == "ReduceMax"
+            and view.nodes[largest].input[0] == node.input[0]
+        ):
+            passed, scores = [*passed, largest], node.input[0]
+        elif node.op_type not in CASTS:
+            break
+        passed, tensor = [*passed, index], node.input[0]
+    return scores, sink, frozenset(passed)
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:

@@ -31,7 +31,7 @@ from passes.plan import Plan, with_operators
 from passes.programs.program import Group, Program, groups_of
 from rewriter.arrays import Array
 from rewriter.evaluate.scalar import NONLINEAR
-from rewriter.graph.attention import definition
+from rewriter.graph.attention import definition, keys_alone
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.trace import Indices, Norm, Shape, Traced, Tracer, noting
 
@@ -236,7 +236,8 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> list[At
         return []
     if not products:
         raise LostError("its scores are not a product of queries and keys", label(node))
-    scores, lost = _scores(tracer, node.input[0]), list[LostError]()
+    scores, *_ = keys_alone(tracer.view, node.input[0], lambda name: any(_products_before(tracer, name)))
+    lost = list[LostError]()
     for before, factor in products:
         try:
             return [_between(tracer, before, after, node=index, factor=factor, pattern=pattern, scores=scores)]
@@ -297,19 +298,6 @@ def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodePro
     for index, steps in tracer.view.routes(tensor, partial(_is_product, tracer), through):
         scaling = (tracer.view.nodes[at] for at, _ in steps if tracer.view.nodes[at].op_type in ("Mul", "Div"))
         yield tracer.view.nodes[index], prod(scale[1].item() for node in scaling if (scale := tracer.scale(node)))
-
-
-def _scores(tracer: Tracer, tensor: str) -> str:
-    """The scores of keys alone: a Softmax may also read a sink, and subtract the largest score."""
-    while (node := tracer.view.made_by(tensor)) is not None and node.op_type in ("Concat", "Sub"):
-        subtracted = tracer.view.made_by(node.input[1])
-        if node.op_type == "Sub" and (subtracted is None or subtracted.op_type != "ReduceMax"):
-            break
-        parts = [name for name in node.input if any(_products_before(tracer, name))]
-        if len(parts) != 1:
-            raise LostError("its scores are joined of several products", label(node))
-        (tensor,) = parts
-    return tensor
 
 
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:

@@ -21,6 +21,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -603,17 +604,23 @@ def _distance(region: Region, limit: float, domains: Sequence[float | None], top
     return everywhere if everywhere.holds else next((each for each in tried if each.holds), everywhere)
 
 
-def _factors(function: Expression) -> list[Expression] | None:
-    """A product as its factors of either leaf, constants with the last; None where it is none."""
-    made, pending = [ex.ONE] * MOST_LEAVES, [function]
-    while pending:
-        part = pending.pop()
-        places = [place for place in range(MOST_LEAVES) if leaf(place) in ordered(part)]
-        if len(places) > 1 and part.operator != "*":
-            return None
-        if len(places) > 1:
-            pending += part.operands
-        else:
-            place = places[0] if places else MOST_LEAVES - 1
-            made[place] = ex.mul(made[place], part)
-    return made
+@cache
+def _factors(function: Expression) -> tuple[Expression, ...] | None:
+    """A product as its factors of either leaf, constants with the last; None where it is none.
+
+    A sum is one if both terms have the same factor of a leaf, as heads with one value.
+    """
+    places = [place for place in range(MOST_LEAVES) if leaf(place) in ordered(function)]
+    if len(places) < MOST_LEAVES:
+        alone = places[0] if places else MOST_LEAVES - 1
+        return tuple(function if place == alone else ex.ONE for place in range(MOST_LEAVES))
+    sides = [made for each in function.operands if (made := _factors(each)) is not None]
+    if len(sides) < len(function.operands) or function.operator not in ("*", "+"):
+        return None
+    pairs = [*zip(*sides, strict=True)]
+    if function.operator == "*":
+        return tuple(ex.mul(*pair) for pair in pairs)
+    for shared, (one, other) in enumerate(pairs):
+        if one is other:
+            return tuple(one if place == shared else ex.add(*pair) for place, pair in enumerate(pairs))
+    return None
