@@ -9,7 +9,7 @@ import onnx
 
 from passes.forms import FORMS, convert
 from passes.match.blocks import QUANTISING, Block, Dataflow
-from passes.match.linear import LINEAR_OPERATORS
+from passes.match.linear import LINEAR_OPERATORS, routing
 from passes.options import COMPACT, DEFAULT_MAX_TOKENS, LOCAL, FormOptions
 from passes.plan import Plan, own_attention
 from rewriter.evaluate.table import MICROSOFT, NCHWC
@@ -148,7 +148,7 @@ def _counts(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
     counts, kinds = Counter[str](), Counter[str]()
     counted: set[tuple[Path, int]] = set()
     for view in plan.views:
-        data: set[str] = set()
+        data, routes = set[str](), routing(view)
         derived: dict[str, set[str]] = {"normalisation": set(), "linear": set()}  # by means; cosines and sines
         for index, node in enumerate(view.nodes):
             read = [name for name in reads(node) if name not in view.constants]
@@ -165,6 +165,8 @@ def _counts(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
                 counted.add((view.path, index))
                 counts[operator_of(node)] += 1
                 kind = "other"
+            if index in routes and kind in ("attention", "other"):
+                kind = "routers"
             kinds[kind] += 1
     for block in (each.block for each in plan.left if each.block is not None):
         # An activation may be spelled with operators that do not count.

@@ -18,20 +18,11 @@ from rewriter.graph.view import REARRANGED, GraphView, Miss, attributes, integer
 # Operators whose output is a projection if their input is one: biases, layouts, rounding.
 AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
 
-_ROUTING = COMPUTED - {"Transpose"} | {
-    *(
-        "Softmax",
-        "TopK",
-        "ArgMax",
-        "ReduceSum",
-        "ReduceMax",
-        "Expand",
-        "GatherElements",
-        "GatherND",
-        "ScatterND",
-        "Shape",
-    ),
-}
+_OVER_EXPERTS = frozenset(("Softmax", "TopK", "ArgMax"))
+_ROUTING = (
+    COMPUTED - {"Transpose"} | _OVER_EXPERTS
+    | {"ReduceSum", "ReduceMax", "Expand", "GatherElements", "GatherND", "ScatterND", "Shape"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -195,13 +186,19 @@ def routing(view: GraphView) -> frozenset[int]:
         return [None, *(view.type_of(tensor).shape or ())][-1]
 
     def ends(tensor: str, reader: onnx.NodeProto) -> bool:
-        scaled = [last(name) for name in reader.input if name != tensor]
-        scales = reader.op_type == "Mul" and last(tensor) == 1 and not {1, None}.intersection(scaled)
+        scaled = {last(name) for name in reader.input if name != tensor}
+        scales = reader.op_type == "Mul" and last(tensor) == 1 and scaled.isdisjoint((1, None))
         return scales or view.type_of(tensor).elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
     for index, node in reversed([*enumerate(view.nodes)]):
         uses = [(name, reader) for name in node.output for reader in view.consumers.get(name, ())]
-        within = uses and node.op_type in _ROUTING and not {*view.outputs}.intersection(node.output)
-        if within and all(reader in found or ends(name, view.nodes[reader]) for name, reader in uses):
+        if not uses or node.op_type not in _ROUTING or not {*view.outputs}.isdisjoint(node.output):
+            continue
+        # Softmax over experts, of which there is a fixed number, and not over tokens.
+        rank = view.type_of(node.input[0]).rank or 0
+        ours = integer_of(node, "axis", -1) in (-1, rank - 1) and isinstance(last(node.input[0]), int)
+        if (ours or node.op_type not in _OVER_EXPERTS) and all(
+            reader in found or ends(name, view.nodes[reader]) for name, reader in uses
+        ):
             found.add(index)
     return frozenset(found)

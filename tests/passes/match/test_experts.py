@@ -204,10 +204,13 @@ def test_the_value_of_a_gate_goes_with_the_gate() -> None:
 
 def test_a_clipped_value_and_its_gate_are_one_block() -> None:
     model = mlp(CLIPPED, first="y = MatMul(x, W1) u = MatMul(x, V1)", second=SECOND)
-    report = rewrite(model, dry_run=True)
+    report = proved(model, form="compact")
     part, whole = report.converted
     assert (part.part_of, whole.part_of) == (whole.name, "")
     assert report.what.startswith("1 block, ")
+    broken = report.rewritten
+    run('change_values(weight(m, "mlp_2/heads/factor_0"), "v = v * 2")', m=broken)
+    assert not certify(model, broken).certificate.certified
 
 
 OTHER_EXPERT = 'change_values(weight(m, "E1t"), "v = v[[1, 0, 2]]")'

@@ -8,8 +8,10 @@ import pytest
 
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
+from rewriter import certify
 from rewriter.ort import open_session
 from tests.cases import proved
+from tests.changes import run
 from tests.errors import apart
 from tests.oracle import tensors
 from tests.textmodels import integers, text_model
@@ -33,6 +35,39 @@ MERGED = """
   mixed = MatMul(merged, t) x1 = Add(t, mixed)
 """
 """A pattern reshaped between softmax and product, as in BLOOM, which merges batch and heads there."""
+
+BY_HEAD = """
+  each = Unsqueeze(t, one) q = MatMul(each, by_head) turned = Transpose<perm = [0, 1, 3, 2]>(q)
+  scores = MatMul(q, turned) pattern = Softmax<axis = -1>(scores) z4 = MatMul(pattern, q)
+  z3 = Transpose<perm = [0, 2, 1, 3]>(z4) joined = Reshape(z3, join) mixed = MatMul(joined, Wo) x1 = Add(t, mixed)
+"""
+"""One constant [1, heads, 4, 3] for the projections of all heads."""
+
+SINKS = [0.5, 2.0]
+SINK = """
+  size = Shape(scores) rows = Slice(size, zero, three) column = Concat<axis = 0>(rows, one) own = Expand(sinks, column)
+  s1 = Concat<axis = -1>(scores, own) most = ReduceMax<axes = [-1], keepdims = 1>(s1) s2 = Sub(s1, most)
+  weights = Softmax<axis = -1>(s2) pattern = Slice(weights, zero, last, last) z4
+"""
+PADDING = """
+  z1 = ReduceMax<axes = [2], keepdims = 0>(z) z2 = Unsqueeze(z1, one_two) seen = Greater(z2, nought)
+  low = Where(seen, nought, lowest) masked = Add(scores, low) size = Shape(scores)
+"""
+WITH_SINK = BY_HEAD.replace("pattern = Softmax<axis = -1>(scores) z4", SINK)
+"""As gpt-oss has it; the sinks of two heads are `sinks`."""
+
+ROUTER = """
+  flat = Reshape(x0, by_row) logits = MatMul(flat, Wr) shares = Softmax<axis = -1>(logits)
+  top, place = TopK(shares, two)
+  sum = ReduceSum(top, last) parts = Div(top, sum) part = Reshape(parts, one_column) index = Reshape(place, last)
+  row = Unsqueeze(flat, one) twice = Expand(row, each_twice) rows_ = Reshape(twice, by_row) e1 = Gather(E1, index)
+  c = Unsqueeze(rows_, last) d = MatMul(e1, c) ye = Squeeze(d, last) se = Sigmoid(ye) he = Mul(ye, se)
+  e2 = Gather(E2, index) k = Unsqueeze(he, last) l = MatMul(e2, k) m = Squeeze(l, last) weighed = Mul(m, part)
+  pairs = Reshape(weighed, in_pairs) mixture = ReduceSum<keepdims = 0>(pairs, one) was = Shape(x0)
+  back = Reshape(mixture, was) x1 = Add(x0, back)
+"""
+EXPERTS = BEFORE + ROUTER
+"""Two of three experts for each token, as Mixtral routes them."""
 
 REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
@@ -63,6 +98,19 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (f"{BEFORE} x2 = Relu(x0) x1 = Add(x0, x2)", "Relu 'x2': it would stay in a network of attention only", {}),
     (f"{BEFORE} g = MatMul(kt, t) x2 = MatMul(x0, g) x1 = Add(x0, x2)", "it mixes tokens outside a softmax", {}),
     (ATTENTION, "opset 12 is older than 13", {"opset": 12}),
+    (
+        WITH_SINK.replace("Expand(sinks, column)", "ReduceMax<axes = [-1]>(scores)"),
+        "is not one number for each head",
+        {},
+    ),
+    (WITH_SINK.replace("zero, last, last) z4", "one, size, last) z4"), "by other columns than those of keys", {}),
+    (
+        WITH_SINK.replace("s2 = Sub(s1, most)", "s2 = Mul(s1, half)"),
+        "s2': its scores are not a product of queries and keys",
+        {},
+    ),
+    (EXPERTS.replace("axis = -1>(logits)", "axis = 0>(logits)"), "Softmax 'shares': it would stay", {}),
+    (f"{EXPERTS} ".replace("x1 =", "x2 =") + "g = Sigmoid(x2) x1 = Mul(x2, g)", "Sigmoid 'g': it would stay", {}),
 )
 """Graphs from the embeddings `t` to the block, and why each is refused."""
 
@@ -76,12 +124,17 @@ def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
         opset=opset,
         constants={
             "p": np.zeros((1, 1, 4)),
-            **integers(zero=[0], one=[1], two=[2]),
+            **integers(zero=[0], one=[1], two=[2], three=[3], last=[-1], one_two=[1, 2], join=[0, 0, 6]),
+            **integers(by_row=[-1, 4], one_column=[-1, 1], each_twice=[1, 2, 1], in_pairs=[-1, 2, 4]),
             "taps": draw(size=(4, 4, 3)),
             "by_head": draw(size=(1, 2, 4, 3)),
+            "sinks": np.reshape(SINKS, (1, 2, 1, 1)),
+            **{name: draw(size=size) for name, size in (("Wr", (4, 3)), ("E1", (3, 6, 4)), ("E2", (3, 4, 6)))},
             "Wo": draw(size=(6, 4)),
             "start": np.zeros((1, 4)),
             "nought": np.asarray(0.0),
+            "half": np.asarray(0.5),
+            "lowest": np.asarray(np.finfo(np.float32).min),
         },
     )
 
@@ -96,14 +149,6 @@ def test_what_cannot_be_carried_is_refused_with_the_reason(way: str, reason: str
     assert all(each.endswith("; use form masked") for each in reasons)
 
 
-BY_HEAD = """
-  each = Unsqueeze(t, one) q = MatMul(each, by_head) turned = Transpose<perm = [0, 1, 3, 2]>(q)
-  scores = MatMul(q, turned) pattern = Softmax<axis = -1>(scores) z4 = MatMul(pattern, q)
-  z3 = Transpose<perm = [0, 2, 1, 3]>(z4) joined = Reshape(z3, join) mixed = MatMul(joined, Wo) x1 = Add(t, mixed)
-"""
-"""One constant [1, heads, 4, 3] for the projections of all heads."""
-
-
 OTHER = {
     "plain": ATTENTION,
     "matrix of each head": BY_HEAD,
@@ -116,6 +161,11 @@ OTHER = {
     "a guard": ATTENTION.replace(
         "mixed = MatMul(pattern", "n = IsNaN(pattern) p0 = Where(n, nought, pattern) mixed = MatMul(p0"
     ),
+    "a sink": WITH_SINK.replace("s2 = Sub(s1, most)", "s2 = Cast<to = 1>(s1)"),
+    "a sink behind a mask": WITH_SINK.replace("size = Shape(scores)", PADDING).replace(
+        "(scores, own)", "(masked, own)"
+    ),
+    "experts": EXPERTS,
     "an operator": "mixed = Attention<q_num_heads = 2, kv_num_heads = 2, is_causal = 1>(t, t, t) x1 = Add(t, mixed)",
 }
 
@@ -123,15 +173,36 @@ OTHER = {
 @pytest.mark.parametrize("way", OTHER)
 def test_small_networks_are_the_same_function(way: str) -> None:
     model = small(OTHER[way], opset=24 if way == "an operator" else 17)
-    model.graph.initializer.extend(integers(join=[0, 0, 6]).values())
     plan = planned(model)
-    assert len(plan.conversions) == 1, plan.left
+    assert len(plan.conversions) == 1 + (way == "experts"), plan.left
     feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32) for name in ("x", "z")}
     before, after = (tensors(each, feeds) for each in (plan.model, apply(plan)))
     np.testing.assert_allclose(after["out"], before["out"], rtol=0.0, atol=1e-13)
     pattern = min((name for name in after if name.startswith("bias_token/") and name.endswith("/pattern")), key=len)
     assert after[pattern].shape[-1] == 6
-    assert not after[pattern][..., 5:].any(), "no token sees a bias token"
+    sink = before["weights"][..., 5:] if "sink" in way else 0.0
+    assert np.abs(after[pattern][..., 5:] - sink).max() <= 1e-12, "no token sees another bias token"
+
+
+WRONG = {
+    "another head's sink": (WITH_SINK, 'change_values(weight(m, "bias_token/W_QK_sinks_0"), "v = v[::-1]")'),
+    "a sink with a value": (
+        WITH_SINK,
+        'nodes_of(m, "Pad")[[n.output[0][-8:] for n in nodes_of(m, "Pad")].index("v_padded")].input.append("half")',
+    ),
+    "another expert": (EXPERTS, 'nodes_of(m, "TopK")[0].attribute.append(helper.make_attribute("largest", 0))'),
+    "another expert's weights": (EXPERTS, 'change_values(weight(m, "E2"), "v = v[[1, 0, 2]]")'),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_sinks_and_experts_are_not_certified(name: str) -> None:
+    way, spoil = WRONG[name]
+    model = small(way)
+    made = apply(planned(model))
+    assert certify(model, made).certificate.certified
+    run(spoil, m=made)
+    assert not certify(model, made).certificate.certified
 
 
 def test_a_pattern_that_is_an_output_has_no_bias_tokens() -> None:
