@@ -148,15 +148,12 @@ def _counts(plan: Plan) -> tuple[dict[str, int], dict[str, int]]:
     counts, kinds = Counter[str](), Counter[str]()
     counted: set[tuple[Path, int]] = set()
     for view in plan.views:
-        data, routes = set[str](), routing(view)
+        data, routes = view.data, routing(view)
         derived: dict[str, set[str]] = {"normalisation": set(), "linear": set()}  # by means; cosines and sines
         for index, node in enumerate(view.nodes):
-            read = [name for name in reads(node) if name not in view.constants]
-            # Positions, for example, are computed from shapes alone, not from data.
-            if node.op_type == "Shape" or all(name in view.producer and name not in data for name in read):
+            if data.isdisjoint(node.output):  # positions, for example, are computed from shapes alone
                 continue
-            data.update(node.output)
-            kind = _kind(node, [name for name in read if name in data or name in view.inputs], derived)
+            kind = _kind(node, [name for name in reads(node) if name in data], derived)
             if any(view.type_of(name).elem_type in _INTEGER_TYPES for name in node.output[:1]):
                 continue
             if (view.path, index) in converted:

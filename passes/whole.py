@@ -7,19 +7,17 @@ The attention of a network is found first, each softmax over keys between two pr
 Everything else between embedding and unembedding must be a converted block, linear, a norm, a gate or data movement;
 `cores_of` refuses other nodes.
 
-Terms added to the scores depend on positions alone, which W_QK can hold, or on data. The graph's own nodes evaluate
-them at several lengths: a number that two positions have at every length is an entry of a table, as is a pair that is
-forbidden for all data; other terms stay additions.
+A head has score(i, j) = q_i k_j + p_i P p_j for the positions p of a query and a key. P, [R + T, R + T] or one for each
+head, holds the masks and biases that depend on positions alone, sinks, and what keeps tokens from bias tokens. The
+graph's own nodes evaluate what is added to the scores at several lengths: a number that two positions have at every
+length is an entry of P, as is a pair that is forbidden for all data; other terms stay additions.
 
 The stream is [tokens | is token | positions of R bias tokens | positions of T tokens] over R bias tokens. All but the
 model's D columns are constants of the graph, which every sublayer joins to its input.
-
-A head of the model has score(i, j) = q_i k_j + p_i P p_j for the positions p of a query and a key. P, [R + T, R + T] or
-one for each head, holds the masks and biases that depend on positions alone, and keeps tokens from bias tokens.
 """
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import floor, log2, prod
@@ -40,13 +38,12 @@ from rewriter.graph.constants import Constants, Read, Shapes, Sizes, computed
 from rewriter.graph.edit import Replacement, ancestors, between
 from rewriter.graph.surgeon import Tensor
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import GraphView, LostError, Route, Step, attributes, integer_of, integers_of
+from rewriter.graph.view import SIZES, GraphView, LostError, Route, Step, attributes, integer_of, integers_of
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 
 SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
 LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
 SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
-_SIZES = ("Shape", "Size")
 _GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape", "Slice"}  # between a softmax and the product with values
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax", "TopK"}
@@ -143,14 +140,10 @@ class Reader:
     def __init__(self, view: GraphView, read: Read) -> None:
         self.view, self.read, self.routing = view, read, routing(view)
         self.shapes: Callable[[int, int], Shapes] = cache(self._shapes)
-        # The tensors that depend on the values of inputs, not on their shapes alone.
-        self.data = set(view.inputs)
-        for node in view.nodes:
-            if node.op_type not in _SIZES and not self.data.isdisjoint(reads(node)):
-                self.data.update(node.output)
+        self.data = view.data
         self._constants = Constants(view, read)
         self._known = dict[tuple[Term, Sizes], Array | Data]()
-        self._stops = frozenset(name for node in view.nodes if node.op_type in _SIZES for name in node.output)
+        self._stops = frozenset(name for node in view.nodes if node.op_type in SIZES for name in node.output)
         # Inputs by head hold past keys and values if outputs by head hold the next ones.
         types = {name: view.type_of(name) for name in (*view.inputs, *view.outputs)}
         caches = {name for name, kind in types.items() if kind.elem_type in FLOATS and (kind.rank or 0) >= 4}
@@ -300,25 +293,22 @@ class Reader:
             found = replace(found, table=np.maximum(found.table + made, LOWEST))
         return found
 
-    def _terms(self, node: onnx.NodeProto, place: int) -> Iterator[Term]:
+    def _terms(self, node: onnx.NodeProto, place: int) -> list[Term]:
         """What a node adds; a sum of a table and data in two terms."""
         if node.op_type == "Where":
-            yield "Where", tuple("" if at == place else name for at, name in enumerate(node.input))
-            return
+            return [("Where", tuple("" if at == place else name for at, name in enumerate(node.input)))]
         maker, parts = self.view.made_by(node.input[1 - place]), [node.input[1 - place]]
         if maker is not None and maker.op_type == "Add" and len(self.data.intersection(maker.input)) == 1:
-            parts = list(maker.input)
-        for part in parts:
-            yield "Neg" if node.op_type == "Sub" else "Identity", (part,)
+            parts = [*maker.input]
+        return [("Neg" if node.op_type == "Sub" else "Identity", (part,)) for part in parts]
 
     # -- their values
 
     def _table(self, term: Term, scores: Pair, most: int) -> Array | str:
         """The table of a term, if all data is 1; else why there is none."""
-        table = np.full((1, most, most), np.nan)
-        cases = [_USUAL]
+        cases, table = [_USUAL], np.zeros((1, most, most))
         if self.tokens(scores[0]):
-            cases = [(length, 0) for length in sorted({*_LENGTHS, most}) if length <= most]
+            cases = [(length, 0) for length in (most, *_LENGTHS) if length <= most]
             cases += [_CACHED] if self._pasts and most >= sum(_CACHED) else []
         for case in cases:
             square = self._square(term, scores, case, np.ones)
@@ -329,13 +319,13 @@ class Reader:
             if not (square < np.inf).all() or (square.size and (square == -np.inf).all(-1).any()):
                 return _INFINITE
             one = square[0, :1] if (square[0] == square[0, :1]).all() else square[0]
-            table = np.repeat(table, len(one), axis=0) if len(one) > len(table) else table
-            start = max(0, one.shape[2] - one.shape[1])
-            part = table[:, start : start + one.shape[1], : one.shape[2]]
-            if ((part != one) & ~np.isnan(part)).any():
+            rows = slice(max(0, one.shape[2] - one.shape[1]), max(one.shape[1:]))
+            if case == cases[0]:
+                table = np.repeat(table, len(one), axis=0)
+                table[:, rows, : one.shape[2]] = one
+            elif (table[:, rows, : one.shape[2]] != one).any():
                 return "depends on the length"
-            part[:] = one
-        return np.where(np.isnan(table), 0.0, table)
+        return table
 
     def _read(self, term: Term, scores: Pair, most: int) -> Array | Data:
         """The table of a term; if it has none, the term, with what positions forbid."""

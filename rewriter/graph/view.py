@@ -22,6 +22,7 @@ from rewriter.graph.walk import own_names, reached, reads, subgraphs
 ONNX_DOMAINS = ("", "ai.onnx")  # spellings of the default operator domain
 
 PARTS, REARRANGED, SAME_ENTRIES, SAME_NUMBERS = rows.PARTS, rows.REARRANGED, rows.SAME_ENTRIES, rows.SAME_NUMBERS
+SIZES = frozenset(("Shape", "Size"))  # operators that read the shape of a tensor alone
 _QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
 
 Other = TypeVar("Other")
@@ -92,6 +93,16 @@ class GraphView:
                 constant.update(node.output)
         constant.discard("")
         return frozenset(constant)
+
+    @cached_property
+    def data(self) -> frozenset[str]:
+        """The tensors that depend on values of inputs or of outer graphs, not on shapes and constants alone."""
+        data = {*self.inputs}
+        for node in self.nodes:
+            read = {name for name in reads(node) if name not in self.constants}
+            if node.op_type not in SIZES and not (data.isdisjoint(read) and read <= self.producer.keys()):
+                data.update(node.output)
+        return frozenset(data)
 
     @cached_property
     def picked(self) -> Mapping[str, str]:
