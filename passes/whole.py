@@ -168,8 +168,7 @@ class Reader:
         parts = [view.nodes[index] for index, _ in after if view.nodes[index].op_type == "Slice"]
         if len(parts) != bool(sink) or not all(map(self._drops_last, parts)):
             raise LostError.at(view.nodes[values], "it weighs values by other columns than those of keys")
-        number = self._sink(sink) if sink else None
-        return Core(product, steps[::-1], scores, softmax, after, values, beside, number)
+        return Core(product, steps[::-1], scores, softmax, after, values, beside, self._sink(sink) if sink else None)
 
     def _from_product(self, scores: str) -> Route | None:
         """The product that makes scores, and the steps back to it."""
@@ -529,7 +528,8 @@ class Join:
             pattern = self.b.tensor(str(pattern.name))
         value = self._padded(self.b.tensor(self.last.input[1]), self._rank(self.last.input[1]), -2, "v")
         for index, place in self.core.after:
-            pattern = self._guarded(self.view.nodes[index], place, pattern, value)
+            if self.view.nodes[index].op_type != "Slice":
+                pattern = self._guarded(self.view.nodes[index], place, pattern, value)
         self.b.node("MatMul", [pattern, value], "z", output=self.last.output[0])
         return [*earlier, self._replacement(self.last.output[0])]
 
@@ -540,8 +540,6 @@ class Join:
         """A step behind the softmax, on the joined pattern."""
         b, name, operands = self.b, node.output[0], [self.b.tensor(each) for each in node.input]
         operands[place] = pattern
-        if node.op_type == "Slice":
-            return pattern
         if node.op_type == "Reshape":
             lead, square = self.b.sizes(value, 0, -2, f"{name}/v"), self.b.sizes(pattern, -2, _END, f"{name}/pattern")
             return b.reshape(pattern, b.concat([lead, square], 0, f"{name}/shape"), name)
@@ -567,23 +565,19 @@ class Join:
         # Behind a cache, queries are the last tokens.
         last = bool(core.table.any())
         self.first = b.sub(self.keys, count, "first_query") if last else b.integers(0)
-        weight = b.read(
-            self.whole.name_of(core.table, core.bias, core.sink is not None), self.whole.elem_type, "W_QK_positions"
-        )
         stop, literal = self.keys if last else count, bool(self.whole.neurons)
         if literal:
-            weighed = b.node("MatMul", [self._columns(self.first, stop, "p_q"), weight], "p_q_W_QK")
-            weighed = self._with_sink(weighed)
+            rows = self._rows(stop)
             bias = b.rows(b.read(BIAS_ROWS, self.whole.elem_type, "bias_token_rows"), 1, _END, 2, "p_bias")
             both = b.concat([self._columns(b.integers(0), self.keys, "p_k"), bias], 1, "p_k_joined")
-            positions = self._spread(weighed, query, 0, "q_positions")
+            positions = self._spread(rows, query, 0, "q_positions")
             turned = self._spread(b.transpose(both, (0, 2, 1), "p_k_turned"), key, 1, "k_positions")
         key = self._padded(key, rank, -1, "k")
         if core.cap or not literal:
             made = b.node("MatMul", [query, key], "content")
             for index, place in core.cap:
                 made = self._copy(index, place, made, f"content_{index}")
-            added = b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(weight, stop)
+            added = b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(stop)
             made = b.add(made, added, f"scores/{self._limit}")
         else:
             wide = b.concat([query, positions], -1, f"q/{self._limit}")
@@ -594,21 +588,26 @@ class Join:
             made = b.add(made, self._data(each, f"data_{number}", chosen=chosen), f"scores_with_data_{number}")
         return made
 
-    def _entries(self, weight: Tensor, stop: Tensor) -> Tensor:
+    def _rows(self, stop: Tensor) -> Tensor:
+        """p P for queries up to one, [N, R + T] or one for each head."""
+        b, core, whole = self.b, self.core, self.whole
+        weight = b.read(whole.name_of(core.table, core.bias, core.sink is not None), whole.elem_type, "W_QK_positions")
+        if whole.neurons:
+            rows = b.node("MatMul", [self._columns(self.first, stop, "p_q"), weight], "p_q_W_QK")
+        else:
+            r, ends = b.integers(whole.bias_tokens), (("first", self.first), ("stop", stop))
+            first = [b.add(r, end, f"{name}_row") for name, end in ends]
+            rows = b.node("Slice", [weight, *first, b.integers(-2)], "p_q_W_QK")
+        if core.sink is None:
+            return rows
+        return b.add(rows, b.read(whole.name_of(core.sink), whole.elem_type, "W_QK_sinks"), "p_q_W_QK_with_sink")
+
+    def _entries(self, stop: Tensor) -> Tensor:
         """p P p^T, [N, S + R] or one for each head, as a part of P."""
-        b, r = self.b, self.whole.bias_tokens
-        first = [b.add(b.integers(r), end, f"{name}_row") for name, end in (("first", self.first), ("stop", stop))]
-        rows = self._with_sink(b.node("Slice", [weight, *first, b.integers(-2)], "p_q_W_QK"))
+        b, r, rows = self.b, self.whole.bias_tokens, self._rows(stop)
         last = b.add(b.integers(r), self.keys, "stop_column")
         parts = b.rows(rows, r, last, -1, "p_k"), b.rows(rows, 0, r, -1, "p_bias")
         return b.concat(parts, -1, "p_k_joined")
-
-    def _with_sink(self, rows: Tensor) -> Tensor:
-        """Rows of P, of which the first bias token is the sink, if there is one."""
-        if self.core.sink is None:
-            return rows
-        sinks = self.b.read(self.whole.name_of(self.core.sink), self.whole.elem_type, "W_QK_sinks")
-        return self.b.add(rows, sinks, "p_q_W_QK_with_sink")
 
     @property
     def _limit(self) -> str:

@@ -18,11 +18,9 @@ from rewriter.graph.view import REARRANGED, GraphView, Miss, attributes, integer
 # Operators whose output is a projection if their input is one: biases, layouts, rounding.
 AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
 
-_OVER_EXPERTS = frozenset(("Softmax", "TopK", "ArgMax"))
-_ROUTING = (
-    COMPUTED - {"Transpose"} | _OVER_EXPERTS
-    | {"ReduceSum", "ReduceMax", "Expand", "GatherElements", "GatherND", "ScatterND", "Shape"}
-)  # fmt: skip
+_OVER_EXPERTS = {"Softmax", "TopK", "ArgMax"}
+_MOVED = ("ReduceSum", "ReduceMax", "Expand", "GatherElements", "GatherND", "ScatterND", "Shape")
+_ROUTING = COMPUTED.union(_OVER_EXPERTS, _MOVED) - {"Transpose"}
 
 
 @dataclass(frozen=True)
@@ -194,11 +192,10 @@ def routing(view: GraphView) -> frozenset[int]:
         uses = [(name, reader) for name in node.output for reader in view.consumers.get(name, ())]
         if not uses or node.op_type not in _ROUTING or not {*view.outputs}.isdisjoint(node.output):
             continue
-        # Softmax over experts, of which there is a fixed number, and not over tokens.
-        rank = view.type_of(node.input[0]).rank or 0
-        ours = integer_of(node, "axis", -1) in (-1, rank - 1) and isinstance(last(node.input[0]), int)
-        if (ours or node.op_type not in _OVER_EXPERTS) and all(
-            reader in found or ends(name, view.nodes[reader]) for name, reader in uses
-        ):
+        if node.op_type in _OVER_EXPERTS:  # of which there is a fixed number, unlike tokens
+            axis, rank = integer_of(node, "axis", -1), view.type_of(node.input[0]).rank or 0
+            if axis not in (-1, rank - 1) or not isinstance(last(node.input[0]), int):
+                continue
+        if all(reader in found or ends(name, view.nodes[reader]) for name, reader in uses):
             found.add(index)
     return frozenset(found)
