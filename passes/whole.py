@@ -152,12 +152,6 @@ class Reader:
         dims = ((name, axis, dim) for name in pasts for axis, dim in enumerate(types[name].shape or ()) if axis)
         self._pasts = {dim or f"{name}[{axis}]" for name, axis, dim in dims if not isinstance(dim, int)}
 
-    @property
-    def routers(self) -> Counter[str]:
-        """How many operators of routers are neither linear nor data movement."""
-        nodes = (self.view.nodes[index] for index in self.routing)
-        return Counter(node.op_type for node in nodes if node.op_type in _NO_HEADS and node.output[0] in self.data)
-
     def core(self, softmax: int) -> Core | None:
         """The attention around a softmax; None if that weighs no values. Raises LostError."""
         view, node = self.view, self.view.nodes[softmax]
@@ -437,7 +431,11 @@ class Whole:
         stay = "stays an addition to the scores, without what W_QK forbids by position"
         masks = {each.term[1][0]: each.why for core in self.cores for each in core.data}
         sublayers = f"{len(self.cores)} attention sublayers of the model read positions and bias tokens"
-        routers = ", ".join(f"{count} {kind}" for kind, count in sorted(self.reader.routers.items()))
+        nodes = (self.reader.view.nodes[index] for index in sorted(self.reader.routing))
+        kinds = Counter(
+            each.op_type for each in nodes if each.op_type in _NO_HEADS and each.output[0] in self.reader.data
+        )
+        routers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         routed = (f"routers and gates of one number for each token stay: {routers}",) if routers else ()
         return (sublayers, *routed, *(f"'{mask}' {why} and {stay}" for mask, why in masks.items()))
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.accounting import account
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import certify
@@ -69,48 +70,47 @@ ROUTER = """
 EXPERTS = BEFORE + ROUTER
 """Two of three experts for each token, as Mixtral routes them."""
 
-REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+REFUSED: tuple[tuple[str, str], ...] = (
     (
-        f"{BEFORE} axes = Constant<value_ints = [1]>() c = ReduceMean(x0, axes) x1 = Sub(x0, c)",
+        f"{BEFORE} c = ReduceMean<axes = [1]>(x0) x1 = Sub(x0, c)",
         "ReduceMean 'c': it mixes tokens outside a softmax",
-        {"opset": 18},
     ),
     (
         ATTENTION.replace("mixed = MatMul(pattern", "gate = Sigmoid(pattern) mixed = MatMul(gate"),
         "MatMul 'scores': it mixes tokens outside a softmax",
-        {},
     ),
-    (ATTENTION.replace("<axis = -1>(scores)", "<axis = 1>(scores)"), "Softmax 'pattern': it is not over the last", {}),
-    (f"{BEFORE} x1 = CumSum(x0, one)", "CumSum 'x1': it mixes tokens outside a softmax", {}),
+    (ATTENTION.replace("<axis = -1>(scores)", "<axis = 1>(scores)"), "Softmax 'pattern': it is not over the last"),
+    (f"{BEFORE} x1 = CumSum(x0, one)", "CumSum 'x1': it mixes tokens outside a softmax"),
     (
         f"{BEFORE} turned = Transpose<perm = [0, 2, 1]>(x0) c = Conv<kernel_shape = [3], pads = [1, 1]>(turned, taps) "
         "x1 = Transpose<perm = [0, 2, 1]>(c)",
         "Conv 'c': it mixes tokens outside a softmax",
-        {},
     ),
     (
         "last, mixed = Scan<num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1], body = b "
         "(float[batch, 4] s, float[batch, 4] u) => (float[batch, 4] v, float[batch, 4] w) { v = Add(s, u) "
         "w = Identity(v) }>(start, t) x1 = Add(t, mixed)",
         "Scan 'last': no heads were found in this sublayer",
-        {},
     ),
-    (f"{BEFORE} x2 = Relu(x0) x1 = Add(x0, x2)", "Relu 'x2': it would stay in a network of attention only", {}),
-    (f"{BEFORE} g = MatMul(kt, t) x2 = MatMul(x0, g) x1 = Add(x0, x2)", "it mixes tokens outside a softmax", {}),
-    (ATTENTION, "opset 12 is older than 13", {"opset": 12}),
+    (f"{BEFORE} x2 = Relu(x0) x1 = Add(x0, x2)", "Relu 'x2': it would stay in a network of attention only"),
+    (f"{BEFORE} g = MatMul(kt, t) x2 = MatMul(x0, g) x1 = Add(x0, x2)", "it mixes tokens outside a softmax"),
+    (ATTENTION, "opset 12 is older than 13"),
     (
         WITH_SINK.replace("Expand(sinks, column)", "ReduceMax<axes = [-1]>(scores)"),
         "is not one number for each head",
-        {},
     ),
-    (WITH_SINK.replace("zero, last, last) z4", "one, size, last) z4"), "by other columns than those of keys", {}),
+    (WITH_SINK.replace("zero, last, last) z4", "one, size, last) z4"), "by other columns than those of keys"),
     (
         WITH_SINK.replace("s2 = Sub(s1, most)", "s2 = Mul(s1, half)"),
         "s2': its scores are not a product of queries and keys",
-        {},
     ),
-    (EXPERTS.replace("axis = -1>(logits)", "axis = 0>(logits)"), "Softmax 'shares': it would stay", {}),
-    (f"{EXPERTS} ".replace("x1 =", "x2 =") + "g = Sigmoid(x2) x1 = Mul(x2, g)", "Sigmoid 'g': it would stay", {}),
+    (EXPERTS.replace("axis = -1>(logits)", "axis = 0>(logits)"), "Softmax 'shares': it would stay"),
+    (f"{EXPERTS} ".replace("x1 =", "x2 =") + "g = Sigmoid(x2) x1 = Mul(x2, g)", "Sigmoid 'g': it would stay"),
+    (
+        "k = Constant<value_ints = [1]>() c = Cast<to = 9>(k) x1 = If(c) <then_branch = a () => (float[b, t, 4] d)"
+        " { d = Softmax(t) }, else_branch = e () => (float[b, t, 4] f) { f = Identity(t) }>",
+        "If 'x1': no heads were found in this sublayer",
+    ),
 )
 """Graphs from the embeddings `t` to the block, and why each is refused."""
 
@@ -139,9 +139,9 @@ def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize(("way", "reason", "options"), REFUSED, ids=[entry[1] for entry in REFUSED])
-def test_what_cannot_be_carried_is_refused_with_the_reason(way: str, reason: str, options: dict[str, Any]) -> None:
-    plan = planned(small(way, **options))
+@pytest.mark.parametrize(("way", "reason"), REFUSED, ids=[entry[1] for entry in REFUSED])
+def test_what_cannot_be_carried_is_refused_with_the_reason(way: str, reason: str) -> None:
+    plan = planned(small(way, opset=12 if "opset 12" in reason else 17))
     assert not plan.conversions
     reasons = [left.miss.reason for left in plan.left if left.name == "mlp"]
     assert [each for each in reasons if reason in each] == reasons != []
@@ -176,6 +176,8 @@ def test_small_networks_are_the_same_function(way: str) -> None:
     plan = planned(model)
     assert len(plan.conversions) == 1 + (way == "experts"), plan.left
     feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32) for name in ("x", "z")}
+    routed = "routers and gates of one number for each token stay: 1 Softmax, 1 TopK"
+    assert account(plan).operators.get("routers", 0) == 2 * (routed in plan.notes) == 2 * (way == "experts")
     before, after = (tensors(each, feeds) for each in (plan.model, apply(plan)))
     np.testing.assert_allclose(after["out"], before["out"], rtol=0.0, atol=1e-13)
     pattern = min((name for name in after if name.startswith("bias_token/") and name.endswith("/pattern")), key=len)
@@ -191,7 +193,6 @@ WRONG = {
         'nodes_of(m, "Pad")[[n.output[0][-8:] for n in nodes_of(m, "Pad")].index("v_padded")].input.append("half")',
     ),
     "another expert": (EXPERTS, 'nodes_of(m, "TopK")[0].attribute.append(helper.make_attribute("largest", 0))'),
-    "another expert's weights": (EXPERTS, 'change_values(weight(m, "E2"), "v = v[[1, 0, 2]]")'),
 }
 
 
@@ -239,16 +240,6 @@ def test_streams_that_end_elsewhere(body: str, outputs: str) -> None:
     model = text_model(body, outputs=f"float[batch, tokens, 4] out{more}", constants=constants)
     report = proved(model, form="whole")
     assert apart(model, report.rewritten, []).exact < 1e-6
-
-
-def test_attention_in_a_branch_is_named() -> None:
-    branch = (
-        "k = Constant<value_ints = [1]>() c = Cast<to = 9>(k) m = If(c) <then_branch = t () => (float[b, t, 4] a)"
-        " { a = Softmax(x) }, else_branch = e () => (float[b, t, 4] a) { a = Identity(x) }>"
-    )
-    model = text_model(f"{branch} v = MatMul(m, W1) w = Relu(v) out = MatMul(w, W2)")
-    (left,) = planned(model).left
-    assert "If 'm': no heads were found in this sublayer; use form masked" in left.miss.reason
 
 
 def test_attention_behind_the_last_block() -> None:
