@@ -306,15 +306,22 @@ class _Builder:
                 of_norm = partial(lambda norm, name: norm.of_heads(self.value(name)), heads.norm, name)
                 yield f"{side.lower()}_norm.{part}", HeadTensor(heads.columns.shape, dtype, of_norm)
         yield "b_O", HeadTensor((out,), dtype, maps["O"].bias)
-        yield from self._positions(positions_of(self._view, own.product))
+        table, sink = positions_of(self._view, own.product)
+        yield from self._positions(table, sink=sink)
 
-    def _positions(self, *tables: str) -> Iterator[tuple[str, HeadTensor]]:
-        """W_QK between positions, in form `whole`: one for all heads, or one for each."""
+    def _positions(self, *tables: str, sink: str = "") -> Iterator[tuple[str, HeadTensor]]:
+        """W_QK between positions, in form `whole`: one for all heads, or one for each; a sink is the first column."""
         shape = self._constants.shape(tables[0]) if tables[0] in self._constants else None
         if shape is not None:
-            joined = len(tables) * prod(shape[:-2]), *shape[-2:]
-            # `HeadIndex` gives it this shape.
-            yield "P", HeadTensor(joined, self._dtype(tables[0]), lambda: np.stack([*map(self.value, tables)]))
+            heads = (self._constants.shape(sink) or (1,))[0] if sink else 1
+            joined = max(len(tables) * prod(shape[:-2]), heads), *shape[-2:]
+
+            def made() -> Array:
+                # `HeadIndex` gives it this shape.
+                stacked = np.stack([*map(self.value, tables)])
+                return stacked + self.value(sink) if sink else stacked
+
+            yield "P", HeadTensor(joined, self._dtype(tables[0]), made)
 
     def _neurons(self, own: NeuronHeads) -> Iterator[tuple[str, HeadTensor]]:
         """A head with fewer bias tokens than another has keys (0, -inf) for them."""

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
 from rewriter.graph.edit import set_nodes
+from rewriter.graph.fused import Writer
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
 from rewriter.interpret.sublayers import Sublayer
 from rewriter.interpret.trace import NORMS, Norm, norm_before, without_constant
@@ -279,12 +280,14 @@ def _stages(
 # -- form `whole` ------------------------------------------------------------------------------------------------------
 
 _WEIGHED = "/p_q_W_QK"  # ends the names that `passes.whole` gives to positions by W_QK
+_WITH_SINK = f"{_WEIGHED}_with_sink"  # and to those with a sink
 
 
 def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a network of form `whole` whose own heads weigh no bias tokens, and add positions to the scores.
 
-    It computes the same, since the heads give bias tokens no weight. Returns any other model unchanged.
+    It computes the same, since the heads give bias tokens no weight, but for a sink, which is joined to the scores
+    again. Returns any other model unchanged.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
     cores = tuple(f"{name.removesuffix(_WEIGHED)}/" for name in makers if name.endswith(_WEIGHED))
@@ -293,6 +296,12 @@ def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:
         name = node.output[0]
         if name.startswith(cores) and (node.op_type == "Pad" or name.endswith("/p_k_joined")):
             return [helper.make_node("Identity", node.input[:1], [name], name)]
+        if (
+            name.startswith(cores)
+            and node.op_type == "Softmax"
+            and (sink := _sink(makers.get, name.removesuffix("/pattern")))
+        ):
+            return _beside_sink(node, sink)
         joined = [[*makers[each].input] for each in node.input if each in makers]
         if not (name.startswith(cores) and name.endswith("/scores") and [*map(len, joined)] == [2, 2]):
             return [node]
@@ -312,7 +321,29 @@ def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:
     return plain
 
 
-def positions_of(view: GraphView, product: str) -> str:
-    """The constant W_QK between positions of the model's own heads with this q k^T; empty in other forms."""
-    node = view.made_by(f"{product.removesuffix('/content').removesuffix('/scores')}{_WEIGHED}")
-    return "" if node is None else node.input[node.op_type == "MatMul"]
+def _sink(made_by: Callable[[str], onnx.NodeProto | None], core: str) -> str:
+    """The constant [heads or 1, 1, R + T] of which the first column is a sink; empty without one."""
+    node = made_by(f"{core}{_WITH_SINK}")
+    return "" if node is None else node.input[1]
+
+
+def _beside_sink(node: onnx.NodeProto, sink: str) -> list[onnx.NodeProto]:
+    """A softmax over scores and a sink, without the sink's column."""
+    written = Writer(node)
+    zero, one, last = (written.constant([number]) for number in (0, 1, -1))
+    size = written.put("Slice", written.put("Shape", node.input[0]), zero, last)
+    own = written.put("Slice", sink, zero, one, last)
+    own = written.put("Expand", own, written.put("Concat", size, one, axis=0))
+    pattern = written.put("Softmax", written.put("Concat", node.input[0], own, axis=-1), axis=-1)
+    written.put("Slice", pattern, zero, last, last, output=node.output[0])
+    return written.nodes
+
+
+def positions_of(view: GraphView, product: str) -> tuple[str, str]:
+    """The constant W_QK between positions of the model's own heads with this q k^T, and that of sinks.
+
+    They are empty in other forms, and without sinks.
+    """
+    core = product.removesuffix("/content").removesuffix("/scores")
+    node = view.made_by(f"{core}{_WEIGHED}")
+    return "" if node is None else node.input[node.op_type == "MatMul"], _sink(view.made_by, core)

@@ -9,12 +9,13 @@ import pytest
 from passes.accounting import account
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
-from rewriter import certify
+from rewriter import certify, heads
+from rewriter.interpret.stream import without_bias_rows
 from rewriter.ort import open_session
 from tests.cases import proved
 from tests.changes import run
 from tests.errors import apart
-from tests.oracle import tensors
+from tests.oracle import evaluate, tensors
 from tests.textmodels import integers, text_model
 
 
@@ -130,6 +131,8 @@ def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
             "by_head": draw(size=(1, 2, 4, 3)),
             "sinks": np.reshape(SINKS, (1, 2, 1, 1)),
             **{name: draw(size=size) for name, size in (("Wr", (4, 3)), ("E1", (3, 6, 4)), ("E2", (3, 4, 6)))},
+            **{name: draw(size=size) for name, size in (("Wq", (4, 16)), ("Wk", (4, 8)), ("Wo8", (16, 4)))},
+            "sink": np.asarray(SINKS),
             "Wo": draw(size=(6, 4)),
             "start": np.zeros((1, 4)),
             "nought": np.asarray(0.0),
@@ -184,6 +187,27 @@ def test_small_networks_are_the_same_function(way: str) -> None:
     assert after[pattern].shape[-1] == 6
     sink = before["weights"][..., 5:] if "sink" in way else 0.0
     assert np.abs(after[pattern][..., 5:] - sink).max() <= 1e-12, "no token sees another bias token"
+
+
+def test_an_operator_with_sinks_and_its_heads() -> None:
+    grouped = (
+        "com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(q, k, v, , , seen, count, , , , , sink)"
+    )
+    model = small(
+        "size = Shape(t) n = Gather(size, one) before = Sub(n, one) b = Gather(size, zero) seen_64 = Expand(before, b) "
+        "seen = Cast<to = 6>(seen_64) count_64 = Squeeze(n) count = Cast<to = 6>(count_64) q = MatMul(t, Wq) "
+        f"k = MatMul(t, Wk) v = MatMul(t, Wk) joined = {grouped} mixed = MatMul(joined, Wo8) x1 = Add(t, mixed)"
+    )
+    model.opset_import.add(domain="com.microsoft", version=1)
+    plan = planned(model)
+    made, fed = apply(plan), {name: np.ones((2, 5, 4), np.float32) for name in ("x", "z")}
+    fed["x"] = np.random.default_rng(1).normal(size=(2, 5, 4)).astype(np.float32)
+    before, after, plain = (evaluate(each, fed)["out"] for each in (plan.model, made, without_bias_rows(made)))
+    np.testing.assert_allclose(after, before, rtol=0.0, atol=1e-12)
+    np.testing.assert_allclose(plain, after, rtol=0.0, atol=1e-12)
+    positions = heads(made).tensors["blocks.0.attn.P"].make()
+    assert positions.shape == (2, 25, 25)
+    assert (positions[:, 1:, 0] == np.array(SINKS)[:, None]).all()
 
 
 WRONG = {
