@@ -4,8 +4,8 @@ The attention of a network is found first, each softmax over keys between two pr
 
     product ─► scales, a cap, masks and biases ─► Softmax ─► guards ─► product with values
 
-Everything else between embedding and unembedding must be a converted block, linear, a norm, a gate or data movement;
-`cores_of` refuses other nodes.
+Everything else between embedding and unembedding must be a converted block, linear, a norm, a gate, a router or data
+movement; `cores_of` refuses other nodes.
 
 A head has score(i, j) = q_i k_j + p_i P p_j for the positions p of a query and a key. P, [R + T, R + T] or one for each
 head, holds the masks and biases that depend on positions alone, sinks, and what keeps tokens from bias tokens. The
@@ -482,7 +482,7 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     ends = [each.ends for each in conversions]
     inside = frozenset(index for given, made in ends for index in between(view, given, [made]))
-    inside |= {each.node for one in conversions for each in (*one.block.first, *one.block.second)}
+    inside |= {each.node for one in conversions for each in (*one.block.first, *one.block.second) if each.experts}
     cores = cores_of(reader, inside, [made for _, made in ends])
     counts = [count for core in cores if (count := reader.count(core)) is not None]
     fixed = max(counts) if len(counts) == len(cores) != 0 else None
