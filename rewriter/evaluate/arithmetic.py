@@ -387,7 +387,7 @@ class Field(Exact):
     @_in_parts
     def function(self, name: object, *operands: Array) -> Array:
         """A function of which nothing is known."""
-        return np.asarray(self.hash64(name, *operands) % _U64(self.p)).astype(np.int64)
+        return self.reduced((np.asarray(self.hash64(name, *operands)) >> _U64(1)).astype(np.int64))
 
     def odd(self, name: str, a: Array) -> Array:
         value = self.even(name, a)
