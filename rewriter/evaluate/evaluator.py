@@ -26,7 +26,7 @@ from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F4
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, content, is_float, multiply, unchanging
 from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
-from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, SIGNED, STEPS
+from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, OF_TWO, OPPOSITE, SIGNED, STEPS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, Operator, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
@@ -434,9 +434,9 @@ class Evaluator:
             return made
         if made.dtype == np.bool_:
             return self._other(~made, made, np.subtract(first, bounds[0] if bounds else 0, dtype=np.float64))
-        if call.kind in ("Abs", "Sign"):
+        if call.kind in OPPOSITE:
             return self._other(-made, made, first)
-        if call.kind not in ("Max", "Min", "Relu") or len(bounds) > 1:
+        if call.kind not in OF_TWO or len(bounds) > 1:
             return made
         bound = bounds[0] if bounds else 0  # the result is one of two
         return self._other(first + bound - made, made, np.subtract(first, bound))
