@@ -68,7 +68,8 @@ class _Side:
         count = max(varying, default=-1) + 1
         return count, tuple(prod(shape[:count]) for shape in shapes)
 
-    def strides(self) -> str:
+    @cached_property
+    def strided(self) -> str:
         """A tensor whose sizes at the points are not known to be those at others, since a slice leaves out entries."""
         for name, node in self.makers.items():
             if node.op_type != "Slice" or len({each.get(node.input[0]) for each in self.shapes}) < 2:
@@ -184,8 +185,7 @@ class Anchors:
         if name not in self.b.prints or name not in self.b.data:
             return ""
         candidates = self._by_print.get(self.b.prints[name].exact, ())
-        strided = self.a.strides() or self.b.strides()
-        if candidates and strided:
+        if candidates and (strided := self.a.strided or self.b.strided):
             self._failed = self._failed or f"'{strided}' leaves out entries, of which these sizes may have too few"
             return ""
         for other in sorted(candidates, key=lambda each: each != name):
