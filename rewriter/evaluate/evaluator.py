@@ -364,6 +364,10 @@ class Evaluator:
         opaque = found is None and kind not in INTEGERS and not subgraphs(node) and isinstance(self.arithmetic, Field)
         if not depends and not (call.decided and (opaque or self.takes_rows(call, operands))):
             made = self._plain(call, operands)
+            if kind == "OneHot" and node.input[0] in self.decided:  # integers, with which rows may be chosen
+                index, depth, values = operands
+                self._note_choices(call, [index[..., None], np.arange(int(depth.item()))], made)
+                return values.sum() - made if node.output[0] in self.turned else made
             asked = kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
             if (asked or kind in (CHOOSING if call.decided else COMPARISONS)) and not self.fixed.issuperset(node.input):
                 made = tuple_of(made)[0]

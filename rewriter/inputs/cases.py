@@ -608,8 +608,10 @@ def _independent(spec: InputSpec, shape: tuple[int, ...], total: int, length: in
         return random.integers(0, min(_VOCABULARY, int(np.iinfo(spec.dtype.name).max)), shape)
     if spec.role is not Role.MASK or not shape:
         return None
+    first, *others = np.moveaxis(random.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1), -1, 0)
     made = random.integers(0, 2, shape)
-    np.put_along_axis(made, random.integers(0, shape[-1], (*shape[:-1], 1)), 1, -1)  # no row is empty
+    for place, masked in ((others[0], 0), (first, 1)) if others else ((first, 1),):  # both in each row
+        np.put_along_axis(made, place[..., None], masked, -1)
     return made
 
 

@@ -191,7 +191,7 @@ class Signs:
             given = [behind.get(name, frozenset()) for name in read]
             signs = max(given, key=len) if kind in _APART else frozenset[tuple[str, str]]().union(*given)
             known = all(name in same for name in node.output if name)
-            several = key_of(node) not in ELEMENTWISE and kind not in MOVES  # entries meet here
+            several = key_of(node) not in ELEMENTWISE and kind not in MOVES and "Scatter" not in kind  # entries meet
             if kind in _JOINT or (several and self._data.isdisjoint(node.output)):  # and decide together
                 signs = frozenset((taken, f"{node.output[0]}/{k}") for taken, _ in signs for k in range(_MANY))
             elif several and sum(map(bool, given)) < 2:  # or a sum shows each of them

@@ -30,11 +30,15 @@ NUMBERS: dict[str, Any] = {
     "QKV": np.arange(48).reshape(4, 12) / 24 - 1, "B": np.arange(12) / 6 - 1,
     "tiny": 1e-30, "f29": 29.0, "f100": 100.0, "fm1": -1.0, "f037": 0.37, "V": [[1.0], [2.0]], "W": [[1.0], [5.0]],
     "T": TABLE, "U": OTHER, "f64": 64.0, "f105": 1.05, "last": np.arange(65) == 64,
+    "slope": (np.arange(64) == 5) * 0.3, "k10000": 10000.0, "scales": 1 + (np.arange(64) == 17) * 0.2,
+    "f1e18": [0.0, -1e18], "tiny6": 1e-6,
 }  # fmt: skip
 INTEGERS = {
     "i0": [0], "i1": [1], "i2": 2, "j2": [2], "i4": [4], "i100": [100], "im1": [-1], "L": [88888, 55555],
     "K": [77777, 55555],
-    "all": list(range(300)), "i14": [1, 4], "j77": 77, "i64": 64, "j4": 4, "column": [0, 0, 0, 1],
+    "all": list(range(300)), "i14": [1, 4], "j77": 77, "i64": 64, "i300": 300, "zero": 0, "one": 1,
+    "two": 2, "j99999": 99999, "experts": list(range(64)), "i64s": [64], "far64": [2**40], "j01": [0, 1],
+    "j4": 4, "column": [0, 0, 0, 1],
 }  # fmt: skip
 OTHERS: dict[str, Array] = {
     "yes": np.array(True), "ids99": np.array(99999), "s3": np.array(3, np.int32), "s0": np.array(0, np.int32),
@@ -43,9 +47,14 @@ OTHERS: dict[str, Array] = {
 }  # fmt: skip
 IDS_ROWS = "int64[n] ids", "float[n, 4] out"
 HOT = "u = Unsqueeze(ids, i1) c = Equal(u, all) h = Cast<to = 1>(c)"
+TAKEN = "o = OneHot(ids, i300, j01) h = Cast<to = 1>(o)"
 ELEMENTS = """u = Unsqueeze(ids, i1) w = Expand(u, i14)
     e = GatherElements<axis = 0>(T, w) f = GatherElements<axis = 0>(U, w)"""
 TWO, MORE = ("float[n] x, float[n] u", "float[n] out"), ("Greater", "GreaterOrEqual")
+ALL = "c = Greater(x, f0) i = Cast<to = 6>(c) p = ReduceMin<axes = [1]>(i) q = Cast<to = 1>(p)"
+MANY_IDS = f"{TOKENS[0]}, int64[batch, tokens] ids", TOKENS[1]
+RARE = "c = Equal(ids, j99999) i = Cast<to = 7>(c)"
+SCALED = "e = Cast<to = 1>(m) f = Unsqueeze(e, j2) g = Add(f, f1) out = Mul(x, g)"
 QUANTISED = "q = QuantizeLinear(x, f1, u100) d = DequantizeLinear(q, f1, u100) c = Clip(d, f0, f037)"
 
 ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
@@ -112,6 +121,8 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         ("int64[n] ids", "float[n, 4] out"), "g = Gather(t8, ids) d = Div(g, d8) out = Cast<to = 1>(d)",
         "g = Gather(t8, ids) c = Cast<to = 1>(g) e = Cast<to = 1>(d8) out = Div(c, e)"),
     "a row of which only one token knows": (IDS_ROWS, f"{HOT} out = MatMul(h, T)", f"{HOT} out = MatMul(h, U)"),
+    "a row that a one-hot vector of integers takes": (
+        IDS_ROWS, f"{TAKEN} out = MatMul(h, T)", f"{TAKEN} out = MatMul(h, U)"),
     "elements of two tables": (
         IDS_ROWS, f"{ELEMENTS} out = Sub(e, f)", f"{ELEMENTS} out = Sub(f, e)"),
     "an entry of a sequence": (
@@ -145,9 +156,45 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         ONE, "out = Identity(x)",
         "h = HannWindow<output_datatype = 10>(j4) a = Add(x, f100) y = CastLike(a, h) z = Cast<to = 1>(y) "
         "out = Sub(z, f100)"),
+    "a slope of one channel": (("float[1, 64] x", "float[1, 64] out"), "out = Relu(x)", "out = PRelu(x, slope)"),
+    "what is not used decides": (
+        SIGNS, f"{ALL} z = Mul(q, f0) out = Add(u, z)", f"{ALL} out = Add(u, q)"),
+    "signs of roots": (
+        SIGNS, "out = Identity(u)",
+        "s = Mul(x, x) a = Sqrt(s) r = Add(x, a) p = ReduceProd<axes = [1]>(r) out = Add(u, p)"),
+    "a product of 64 matrices": (
+        SIGNS, "out = Identity(u)",
+        f"r = Relu(x) e = Unsqueeze(r, j2) {SPLIT} = Split<axis = 1>(e) q0 = Identity(r0) "
+        f"{PRODUCT.replace('Mul', 'MatMul')} p = Squeeze(q63, j2) out = Add(u, p)"),
+    "two flags": (
+        (f"{ONE[0]}, bool f, bool g", ONE[1]), "z = Neg(x) out = Where(f, x, z)", "z = Neg(x) out = Where(g, x, z)"),
+    "positions by number": (
+        (f"{TOKENS[0]}, int64[batch, tokens] position_ids", TOKENS[1]),
+        "p = Unsqueeze(position_ids, j2) c = Cast<to = 1>(p) d = Sin(c) out = Add(x, d)",
+        "s = Shape(position_ids) t = Gather(s, one) r = Range(zero, t, one) p = Unsqueeze(r, i1) c = Cast<to = 1>(p) "
+        "d = Sin(c) out = Add(x, d)"),
+    "the mask of a single text": (
+        (f"{PAIR[0]}, int64[2] attention_mask", PAIR[1]),
+        "c = Cast<to = 1>(attention_mask) d = Sub(f1, c) m = Mul(d, k10000) y = Sub(x, m) out = Softmax(y)",
+        "out = Softmax(x)"),
+    "all or the last": (
+        MANY_IDS, f"{RARE} m = ReduceSum(i, i1) {SCALED}", f"{RARE} m = CumSum(i, i1) {SCALED}"),
+    "numbers that no id has": (
+        MANY_IDS, f"y = Min(ids, j99999) d = Sub(ids, y) m = Mul(d, two) {SCALED}",
+        f"y = Min(ids, j99999) m = Sub(ids, y) {SCALED}"),
+    "an expert that is never chosen": (
+        ("float[n, 64] x", "float[n, 64] out"),
+        "i = ArgMax<axis = 1>(x) c = Equal(i, experts) w = Cast<to = 1>(c) out = Mul(w, x)",
+        "i = ArgMax<axis = 1>(x) c = Equal(i, experts) w = Cast<to = 1>(c) y = Mul(w, x) out = Mul(y, scales)"),
+    "a mask that is scaled in steps": (
+        PAIR, "y = Add(x, f1e18) p = Mul(y, tiny6) q = Mul(p, tiny6) z = Mul(q, tiny6) out = Softmax(z)",
+        "p = Mul(x, tiny6) q = Mul(p, tiny6) z = Mul(q, tiny6) y = Add(z, low) out = Softmax(y)"),
+    "every 64th token": (
+        TOKENS, "y = Slice(x, i0, far64, i1, i64s) out = ReduceMean<axes = [1]>(y)",
+        "y = Slice(x, i0, far64, i1, i64s) out = Slice(y, i0, i1, i1)"),
     "float16 in a function": (ONE, "out = Identity(x)", "out = own.Narrow(x)"),
 }  # fmt: skip
-TRIED = {"a branch that cuts", "the size of a part"}  # with fewer than 100 tokens they are the same
+TRIED = {"a branch that cuts", "the size of a part", "every 64th token"}  # with fewer than 100 tokens they are the same
 NARROW = '<opset_import: ["": 17], domain: "own"> Narrow (y) => (h) { a = Cast<to = 10>(y) h = Cast<to = 1>(a) }'
 
 
