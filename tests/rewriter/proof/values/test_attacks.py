@@ -31,7 +31,7 @@ NUMBERS: dict[str, Any] = {
     "tiny": 1e-30, "f29": 29.0, "f100": 100.0, "fm1": -1.0, "f037": 0.37, "V": [[1.0], [2.0]], "W": [[1.0], [5.0]],
     "T": TABLE, "U": OTHER, "f64": 64.0, "f105": 1.05, "last": np.arange(65) == 64,
     "slope": (np.arange(64) == 5) * 0.3, "k10000": 10000.0, "scales": 1 + (np.arange(64) == 17) * 0.2,
-    "f1e18": [0.0, -1e18], "tiny6": 1e-6,
+    "f1e18": [0.0, -1e18], "tiny6": 1e-6, "f005": 0.05,
 }  # fmt: skip
 INTEGERS = {
     "i0": [0], "i1": [1], "i2": 2, "j2": [2], "i4": [4], "i100": [100], "im1": [-1], "L": [88888, 55555],
@@ -177,8 +177,8 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         (f"{PAIR[0]}, int64[2] attention_mask", PAIR[1]),
         "c = Cast<to = 1>(attention_mask) d = Sub(f1, c) m = Mul(d, k10000) y = Sub(x, m) out = Softmax(y)",
         "out = Softmax(x)"),
-    "all or the last": (
-        MANY_IDS, f"{RARE} m = ReduceSum(i, i1) {SCALED}", f"{RARE} m = CumSum(i, i1) {SCALED}"),
+    "any or all": (
+        MANY_IDS, f"{RARE} m = ReduceMax<axes = [1]>(i) {SCALED}", f"{RARE} m = ReduceMin<axes = [1]>(i) {SCALED}"),
     "numbers that no id has": (
         MANY_IDS, f"y = Min(ids, j99999) d = Sub(ids, y) m = Mul(d, two) {SCALED}",
         f"y = Min(ids, j99999) m = Sub(ids, y) {SCALED}"),
@@ -187,8 +187,10 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         "i = ArgMax<axis = 1>(x) c = Equal(i, experts) w = Cast<to = 1>(c) out = Mul(w, x)",
         "i = ArgMax<axis = 1>(x) c = Equal(i, experts) w = Cast<to = 1>(c) y = Mul(w, x) out = Mul(y, scales)"),
     "a mask that is scaled in steps": (
-        PAIR, "y = Add(x, f1e18) p = Mul(y, tiny6) q = Mul(p, tiny6) z = Mul(q, tiny6) out = Softmax(z)",
-        "p = Mul(x, tiny6) q = Mul(p, tiny6) z = Mul(q, tiny6) y = Add(z, low) out = Softmax(y)"),
+        PAIR, "y = Add(x, f1e18) p = Mul(y, tiny6) q = Mul(p, tiny6) z = Mul(q, tiny6) s = Softmax(z) "
+        "w = Mul(s, f005) out = Add(x, w)",
+        "p = Mul(x, tiny6) q = Mul(p, tiny6) z = Mul(q, tiny6) y = Add(z, low) s = Softmax(y) w = Mul(s, f005) "
+        "out = Add(x, w)"),
     "every 64th token": (
         TOKENS, "y = Slice(x, i0, far64, i1, i64s) out = ReduceMean<axes = [1]>(y)",
         "y = Slice(x, i0, far64, i1, i64s) out = Slice(y, i0, i1, i1)"),
