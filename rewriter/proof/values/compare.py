@@ -415,10 +415,12 @@ class Pair:
             self._last = ours, theirs
         self._signs[0].add(ours)
         self._signs[1].add(theirs)
+        # What integers decide is looked at where they are drawn apart from sizes, if they ever are.
+        settling = not (self._loose and all(case in self.points for each in draws for case in each))
         unfit = (
             self._unfit(reading, ours, theirs)
             or self._decided_otherwise(reading, ours, theirs, drawn)
-            or self._never_compared(reading, ours, theirs, drawn)
+            or (settling and self._never_compared(reading, ours, theirs, drawn))
         )
         self._reason = unfit or self._reason
         if len(draws[0]) >= len(self.points):
@@ -620,11 +622,6 @@ class Pair:
         new = next((name for key, name in chosen.items() if key not in self._tables), None)
         if new is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
-        # Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
-        alone = ((_unsettled(a, b), "second"), (_unsettled(b, a, sizes=bool(self._claims)), "first"))
-        for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
-            self._about = self._block_behind(one_way)
-            return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
         for ours, theirs in zip(a, b, strict=True):
             loose = next(self._heads.get(reading, Regions()).unmasked(ours, theirs), "")
             if loose and reading not in self._heads:
@@ -653,6 +650,11 @@ class Pair:
         Comparisons of both models that the drawn inputs do not settle are turned, all of their entries or at random, in
         every combination; so are comparisons in branches that are then taken.
         """
+        # Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
+        alone = ((_unsettled(ours, theirs), "second"), (_unsettled(theirs, ours, sizes=bool(self._claims)), "first"))
+        for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
+            self._about = self._block_behind(one_way)
+            return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
         models = (self.a, drawn), (self.b, drawn)
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
