@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Value, content, is_float
+from rewriter.evaluate.arithmetic import Field, Value, content, distinct, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
@@ -63,12 +63,15 @@ class Fingerprints(Evaluator):
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.signs: dict[str, Sequence[tuple[float, tuple[int, ...]]]] = {}  # by output of a node, `Field.coins`
+        self.joint: set[str] = set()  # outputs of nodes that combine equal entries, so that signs may decide together
         self.signed: dict[str, Array] = {}  # where the field is watched, of what that may be constant
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         self.field.coins, self.field.signed = [], []
         super().node(node, environment)
         name = next(filter(None, node.output), None)
+        if node.op_type in _JOINT and _combines_equal(environment[node.input[0]], node.op_type == _JOINT[0]):
+            self.joint.update(node.output)
         if self.field.coins and name:
             self.signs[name] = self.field.coins
             constant = [_unvarying(each, self.field.p) for each in self.field.signed]
@@ -109,6 +112,14 @@ class Fingerprints(Evaluator):
                 self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
 
 
+def _combines_equal(x: Any, product: bool) -> bool:
+    """Whether a product, or an extreme, is one of entries that may be 0, or equal."""
+    if not isinstance(x, Value):
+        return True
+    entries = x.entries if x.masks is None else x.entries[x.masks == 0]
+    return bool((entries == 0).any()) if product else distinct(entries).size < entries.size
+
+
 def _unvarying(a: Array, p: int) -> Array:
     """Entries that are the same in all rows, with their column, or in all columns; but for 0."""
     t = a.reshape(-1, a.shape[-1] if a.ndim else 1)
@@ -146,6 +157,7 @@ class Signs:
         self._primes: set[int] = set()
         self._varying: dict[str, list[list[int]]] = {}  # axes of what each sign is taken of, whose sizes vary
         self._data: set[str] = set()
+        self._joint: set[str] = set()
 
     def add(self, runs: Sequence[Fingerprints]) -> None:
         """Count the signs of some evaluations."""
@@ -167,6 +179,7 @@ class Signs:
             self._positive |= {name for name, calls in run.signs.items() if min(calls)[0] < 0}
             self._single |= {name for name, calls in run.signs.items() if min(calls)[0] == 1}
             self._data.update(run.data)
+            self._joint |= run.joint
             run.signed.clear()
 
     def _draws(self, name: str, calls: Sequence[tuple[float, tuple[int, ...]]]) -> float:
@@ -192,7 +205,8 @@ class Signs:
             signs = max(given, key=len) if kind in _APART else frozenset[tuple[str, str]]().union(*given)
             known = all(name in same for name in node.output if name)
             several = key_of(node) not in ELEMENTWISE and kind not in MOVES and "Scatter" not in kind  # entries meet
-            if kind in _JOINT or (several and self._data.isdisjoint(node.output)):  # and decide together
+            counted = several and self._data.isdisjoint((*node.output, *node.input))
+            if counted or not self._joint.isdisjoint(node.output):  # and decide together
                 signs = frozenset((taken, f"{node.output[0]}/{k}") for taken, _ in signs for k in range(_MANY))
             elif several and sum(map(bool, given)) < 2:  # or a sum shows each of them
                 least = least if known else min([least, *map(self._count, signs)])
