@@ -469,16 +469,15 @@ class Evaluator:
             raise Unsupported("it draws numbers, or has a body")
         f, domain = self.arithmetic, key_of(call.node)[0]
         if not isinstance(f, Field):
-            numbers = [x.entries.astype(np.float32) if isinstance(x, Value) else x for x in operands]
-            made = self.program.kernels.run(call.node, numbers)
-            return tuple(f.lift(x) if is_float(x) else x for x in tuple_of(made))
+            narrow = [x.entries.astype(np.float32) if isinstance(x, Value) else x for x in operands]
+            return tuple(f.lift(x) if is_float(x) else x for x in self.program.kernels.run(call.node, narrow))
         texts = [isinstance(x, np.ndarray) and x.dtype.kind in "OUS" for x in operands]
         entries = (x if x is None or text else f.lift(x).entries for x, text in zip(operands, texts, strict=True))
         whole = tuple(isinstance(x, Value) and x.whole for x in operands)
         name = "opaque", self.opsets.get(domain), whole, key_on(call.node, entries, self.opsets.get(domain, 1))
         # Of any size, and dependent on the attributes, too: integers that are the same for these are not for others.
-        drawn = [
-            np.float32(np.tan(np.pi * f.function(name, x.entries) / f.p) ** 3) if isinstance(x, Value) else x
+        drawn: list[Any] = [
+            np.tan(np.pi * f.function(name, x.entries) / f.p).astype(np.float32) ** 3 if isinstance(x, Value) else x
             for x in operands
         ]
         if domain in (*DOMAINS, *_OTHER_DOMAINS):

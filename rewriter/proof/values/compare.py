@@ -420,7 +420,7 @@ class Pair:
         unfit = (
             self._unfit(reading, ours, theirs)
             or self._decided_otherwise(reading, ours, theirs, drawn)
-            or (settling and self._never_compared(reading, ours, theirs, drawn))
+            or (self._never_compared(reading, ours, theirs, drawn) if settling else "")
         )
         self._reason = unfit or self._reason
         if len(draws[0]) >= len(self.points):
@@ -655,7 +655,6 @@ class Pair:
         for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
             self._about = self._block_behind(one_way)
             return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
-        models = (self.a, drawn), (self.b, drawn)
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
@@ -670,10 +669,13 @@ class Pair:
                     return f"inputs may choose by '{name}' and others, in more ways than can be tried"
                 tried.add(both[0])
                 for mixed in (False, True):
-                    options = [{"turned": turned, "mixed": mixed} for turned in both]
-                    made = [self._evaluated(*each, reading, **its) for each, its in zip(models, options, strict=True)]
-                    if not any(any(failed) for _, failed in made):
-                        pending.append((*both, made[0][0], made[1][0]))
+                    in_turn = [{"turned": turned, "mixed": mixed} for turned in both]
+                    (mine, failed), (others, lost) = (
+                        self._evaluated(program, drawn, reading, **dict[str, Any](options))
+                        for program, options in zip((self.a, self.b), in_turn, strict=True)
+                    )
+                    if not any((*failed, *lost)):
+                        pending.append((*both, mine, others))
                     elif Anchors(self.a, self.b, self._last).departs():
                         return f"'{name}' compares integers, and what follows from the other result is not known"
         return ""

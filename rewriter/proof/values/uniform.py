@@ -76,7 +76,7 @@ class _Side:
                 continue
             steps = self.constants.get(node.input[4], np.zeros(1)) if len(node.input) > 4 else np.ones(1)
             if (np.abs(steps) != 1).any():
-                return name
+                return str(name)
         return ""
 
     def shape_of(self, name: str) -> tuple[int, ...]:
@@ -131,9 +131,7 @@ class _Side:
 class Anchors:
     """Which tensors of B are those of A at every size."""
 
-    def __init__(
-        self, a: Program, b: Program, runs: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = ((), ())
-    ) -> None:
+    def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> None:
         """`runs` are the evaluations of both, with fingerprints at the first point.
 
         Without any, the same operators must compute all outputs from the same constants and inputs.

@@ -50,7 +50,7 @@ HOT = "u = Unsqueeze(ids, i1) c = Equal(u, all) h = Cast<to = 1>(c)"
 TAKEN = "o = OneHot(ids, i300, j01) h = Cast<to = 1>(o)"
 ELEMENTS = """u = Unsqueeze(ids, i1) w = Expand(u, i14)
     e = GatherElements<axis = 0>(T, w) f = GatherElements<axis = 0>(U, w)"""
-TWO, MORE = ("float[n] x, float[n] u", "float[n] out"), ("Greater", "GreaterOrEqual")
+TWO, MORE = ("float[n] x, float[n] u", "float[n] out"), "(i, f0) v = Mul(u, f105) out = Where(c, u, v)"
 ALL = "c = Greater(x, f0) i = Cast<to = 6>(c) p = ReduceMin<axes = [1]>(i) q = Cast<to = 1>(p)"
 MANY_IDS = f"{TOKENS[0]}, int64[batch, tokens] ids", TOKENS[1]
 RARE = "c = Equal(ids, j99999) i = Cast<to = 7>(c)"
@@ -145,7 +145,7 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         for to, size in ((1, "f64"), (7, "i64"))
     },
     **{
-        f"the same {each}": (TWO, *(f"{each} c = {kind}(i, f0) v = Mul(u, f105) out = Where(c, u, v)" for kind in MORE))
+        f"the same {each}": (TWO, f"{each} c = Greater{MORE}", f"{each} c = GreaterOrEqual{MORE}")
         for each in ("i = Floor(x)", "j = Cast<to = 6>(x) i = Cast<to = 1>(j)")
     },
     "no number": (ONE, "out = Identity(x)", "l = Sqrt(x) c = IsNaN(l) v = Mul(x, f105) out = Where(c, v, x)"),
