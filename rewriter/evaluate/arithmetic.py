@@ -230,6 +230,7 @@ class Field(Exact):
         # shape; where watched, of what.
         self.coins: list[tuple[float, tuple[int, ...]]] = []
         self.watched, self.signed = False, list[Array]()
+        self.joint = False  # whether equal entries were combined, such as zeros, so that signs may decide together
         # How far masked scores are below the first of their row, and whether a score may be larger than the mask.
         self.gaps: set[tuple[int, bool]] = set()
         self.near = False  # whether a mask decided that a number may exceed

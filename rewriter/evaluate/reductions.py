@@ -11,7 +11,7 @@ from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, plain
-from rewriter.evaluate.moves import as_matrix
+from rewriter.evaluate.moves import as_matrix, masks_of
 from rewriter.evaluate.table import Call, operator
 
 # -- reductions
@@ -64,6 +64,10 @@ def _extreme(call: Call, x: Value) -> Any:
 def _reduced(call: Call, x: Value, axes: Any = None) -> Any:
     places = axes_of(call, x, axes)
     rows = call.move(x, lambda t: flat(t, places))
+    if call.kind != "ReduceLogSumExp" and isinstance(call.f, Field):
+        entries = np.sort(np.where(masks_of(rows) > 0, -1 - np.arange(rows.shape[-1]), rows.entries), -1)
+        equal = entries == 0 if call.kind == "ReduceProd" else entries[..., 1:] == entries[..., :-1]
+        call.f.joint |= bool(equal.any())
     if call.kind == "ReduceProd":
         one = np.ones(rows.shape[:-1], rows.entries.dtype)
         made = Value(functools.reduce(call.f.mul, np.moveaxis(rows.entries, -1, 0), one), whole=x.whole)

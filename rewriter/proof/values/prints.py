@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Value, content, distinct, is_float
+from rewriter.evaluate.arithmetic import Field, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
@@ -23,8 +23,7 @@ _U64 = np.uint64
 _SMALL_TABLE = 32
 _LARGE = 2**16
 _APART = ("Add", "Sub", "Sum", "Concat")  # operators whose result shows a change of any operand
-_JOINT, _MANY = ("ReduceProd", "ReduceMin", "ReduceMax"), 2**6
-"""Operators whose result may show a change of several entries alone, and how many may be needed."""
+_MANY = 2**6  # entries of which a change of all may be needed to be seen, where equal ones are combined
 _PICKING = MOVES - REARRANGED  # some of the entries, or several tensors
 
 
@@ -67,16 +66,16 @@ class Fingerprints(Evaluator):
         self.signed: dict[str, Array] = {}  # where the field is watched, of what that may be constant
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        self.field.coins, self.field.signed = [], []
+        self.field.coins, self.field.signed, self.field.joint = [], [], False
         super().node(node, environment)
         name = next(filter(None, node.output), None)
-        if node.op_type in _JOINT and _combines_equal(environment[node.input[0]], node.op_type == _JOINT[0]):
+        if self.field.joint:
             self.joint.update(node.output)
         if self.field.coins and name:
             self.signs[name] = self.field.coins
             constant = [_unvarying(each, self.field.p) for each in self.field.signed]
             self.signed |= {name: np.concatenate(constant)} if constant else {}
-        self.field.coins, self.field.signed = [], []
+        self.field.coins, self.field.signed, self.field.joint = [], [], False
 
     def record(self, name: str, value: Any) -> None:
         super().record(name, value)
@@ -110,14 +109,6 @@ class Fingerprints(Evaluator):
             if call.kind in ("Slice", "Gather") and place == 0:
                 read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
                 self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
-
-
-def _combines_equal(x: Any, product: bool) -> bool:
-    """Whether a product, or an extreme, is one of entries that may be 0, or equal."""
-    if not isinstance(x, Value):
-        return True
-    entries = x.entries if x.masks is None else x.entries[x.masks == 0]
-    return bool((entries == 0).any()) if product else distinct(entries).size < entries.size
 
 
 def _unvarying(a: Array, p: int) -> Array:
