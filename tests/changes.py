@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-Array = NDArray[Any]
+from tests.attention import Array
+
 Nodes = Any
 """A repeated field of nodes, for which protobuf has no public type."""
 
@@ -192,15 +192,3 @@ def freeze(model: onnx.ModelProto, node: onnx.NodeProto, values: Array) -> None:
 def without(tensor: str) -> Change:
     """The node that makes a tensor is gone."""
     return lambda model: model.graph.node.remove(maker(model, tensor))
-
-
-def shadowing(domain: str, name: str, count: int) -> Change:
-    """A local function appears under the name of an operator, whose nodes are calls of it from then on."""
-
-    def change(model: onnx.ModelProto) -> None:
-        inputs = [f"a{i}" for i in range(count)]
-        node = helper.make_node("Sum", inputs, ["b"])
-        imports = [helper.make_opsetid("", 17)]
-        model.functions.append(helper.make_function(domain, name, inputs, ["b"], [node], imports))
-
-    return change

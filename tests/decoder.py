@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
+from tests.attention import Array
 from tests.committed import FOLDER
-from tests.headmath import softmax
+from tests.oracle_operators import softmax
 
-Array = NDArray[Any]
 HEADS = 4
 LAYERS = (0, 1)
 Changes = Mapping[str, Callable[[Array], Array]]

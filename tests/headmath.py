@@ -2,20 +2,15 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tests.attention import Array
+from tests.oracle_operators import softmax
+
 Tensors = Mapping[str, Array]
-
-
-def softmax(scores: Array) -> Array:
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def close(found: Array, wanted: Array, bound: float = 3e-6) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tests.oracle_operators import OPERATORS, Array, Call, Outputs, widened
+from tests.attention import Array
+from tests.oracle_operators import OPERATORS, Call, Outputs, widened
 
 Values = dict[str, Array]
 Inputs = Sequence[Array | None]

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+
+from tests.attention import Array
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 
 
-Array = NDArray[Any]
 Outputs = Array | tuple[Array, ...]
 
 
@@ -73,11 +73,8 @@ def _cast(call: Call, x: Array) -> Array:
     to = call.get("to")
     if to in FLOATS:
         return np.asarray(x, np.float64)
-    return (
-        np.trunc(x).astype(onnx.helper.tensor_dtype_to_np_dtype(to))
-        if x.dtype.kind == "f"
-        else x.astype(onnx.helper.tensor_dtype_to_np_dtype(to))
-    )
+    whole = np.trunc(x) if x.dtype.kind == "f" else x
+    return whole.astype(onnx.helper.tensor_dtype_to_np_dtype(to))
 
 
 def _dequantize(call: Call, x: Array, scale: Array, zero: Array | None = None) -> Array:
@@ -121,21 +118,9 @@ def _elu(x: Array, alpha: float, gamma: float = 1.0) -> Array:
     return np.asarray(gamma * np.where(x < 0.0, alpha * np.expm1(np.minimum(x, 0.0)), x))
 
 
-def _gelu_of(call: Call, x: Array) -> Array:
-    return _gelu_tanh(x) if call.get("approximate", "none") == "tanh" else _gelu(x)
-
-
-def _hard_sigmoid(call: Call, x: Array) -> Array:
-    return np.asarray(np.clip(call.get("alpha", 0.2) * x + call.get("beta", 0.5), 0.0, 1.0))
-
-
 def _gemm(call: Call, a: Array, b: Array, c: Array | float = 0.0) -> Array:
     a, b = (x.T if call.get(flag, 0) else x for x, flag in ((a, "transA"), (b, "transB")))
     return np.asarray(call.get("alpha", 1.0) * (a @ b) + call.get("beta", 1.0) * c)
-
-
-def _fused_gemm(call: Call, a: Array, b: Array, c: Array | float = 0.0) -> Array:
-    return ELEMENTWISE[call.get("activation")](_gemm(call, a, b, c))
 
 
 def _matmul_nbits(call: Call, x: Array, packed: Array, scales: Array) -> Array:
@@ -169,7 +154,7 @@ def _conv(call: Call, x: Array, weight: Array, bias: Array | None = None) -> Arr
     return out if bias is None else out + bias.reshape(-1, *[1] * count)
 
 
-def softmax(x: Array, axis: int | tuple[int, ...]) -> Array:
+def softmax(x: Array, axis: int | tuple[int, ...] = -1) -> Array:
     weights = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
     return np.asarray(weights / weights.sum(axis=axis, keepdims=True))
 
@@ -194,7 +179,7 @@ def _attention(call: Call, query: Array, key: Array, value: Array, mask: Array |
     scores = scores * (query @ np.swapaxes(key, -1, -2))
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
-    return np.asarray(softmax(scores, -1) @ value)
+    return np.asarray(softmax(scores) @ value)
 
 
 STATED: Mapping[str, Callable[..., Outputs]] = {
@@ -206,9 +191,9 @@ STATED: Mapping[str, Callable[..., Outputs]] = {
     "DequantizeLinear": _dequantize,
     "GatherElements": lambda call, x, indices: np.take_along_axis(x, indices, call.get("axis", 0)),
     "Elu": lambda call, x: _elu(x, call.get("alpha", 1.0)),
-    "Gelu": _gelu_of,
+    "Gelu": lambda call, x: _gelu_tanh(x) if call.get("approximate", "none") == "tanh" else _gelu(x),
     "Gemm": _gemm,
-    "HardSigmoid": _hard_sigmoid,
+    "HardSigmoid": lambda call, x: np.clip(call.get("alpha", 0.2) * x + call.get("beta", 0.5), 0.0, 1.0),
     "LayerNormalization": _layer_normalization,
     "LeakyRelu": lambda call, x: np.where(x < 0.0, call.get("alpha", 0.01) * x, x),
     "MatMul": lambda _, a, b: np.matmul(a, b),
@@ -223,7 +208,7 @@ STATED: Mapping[str, Callable[..., Outputs]] = {
 MICROSOFT: Mapping[str, Callable[..., Outputs]] = {
     "BiasGelu": lambda _, x, bias: _gelu(x, bias),
     "FastGelu": lambda _, x, bias=0.0: _gelu_tanh(x, bias),
-    "FusedGemm": _fused_gemm,
+    "FusedGemm": lambda call, *operands: ELEMENTWISE[call.get("activation")](_gemm(call, *operands)),
     "Gelu": lambda _, x: _gelu(x),
     "MatMulNBits": _matmul_nbits,
     "QuickGelu": lambda call, x: x * _sigmoid(call.get("alpha", 1.702) * x),

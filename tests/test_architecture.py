@@ -151,8 +151,7 @@ MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 _QUOTED = re.compile(r"`([^`\s]+)`")
 _PATH = re.compile(r"(?:rewriter|passes|models|benchmarks|tests|docs)/[\w./]*")
 NAMED = {name for name in _QUOTED.findall(MAP) if _PATH.fullmatch(name)}
-ROWS = [line.split("|")[1] for line in MAP.splitlines() if line.startswith("| `")]
-MAPPED = {name for row in ROWS for name in _QUOTED.findall(row)}
+MAPPED = {name for row in re.findall(r"^\| (`[^|]*)", MAP, re.MULTILINE) for name in _QUOTED.findall(row)}
 
 
 def test_every_folder_is_on_the_map() -> None:

@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-NAVIGATION = set(re.findall(r": ([\w/.-]+\.md)$", CONFIG, re.MULTILINE))
+NAVIGATION = set(re.findall(r": ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
 PAGES = "index", "api", "gallery", "models", "benchmarks", "contributing", "changelog", "security"
 
 

@@ -16,6 +16,7 @@ import onnx
 from onnx import numpy_helper
 
 from tests.attention import Array, HeadNumbers, ProgramNumbers
+from tests.oracle_operators import softmax
 
 ARCHITECTURES = {
     "silu-decoder": "gpt2",
@@ -129,8 +130,7 @@ class Stream:
         """softmax([q, p W] [k, p]^T) v for queries, keys and values [rows, ...] that were read."""
         positions = read[:, self.width + 1 :]
         logits = np.concatenate([query, positions @ pseudo], axis=1) @ np.concatenate([key, positions], axis=1).T
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True) @ value)
+        return np.asarray(softmax(logits) @ value)
 
 
 def network(x: Array, net: Network, programs: Sequence[ProgramNumbers]) -> Array:
@@ -153,8 +153,7 @@ def network(x: Array, net: Network, programs: Sequence[ProgramNumbers]) -> Array
     return stream.x[: stream.count, :width]
 
 
-def _heads(stream: Stream, read: Array, layer: Layer, net: Network, program: ProgramNumbers) -> Array:
-    del program
+def _heads(stream: Stream, read: Array, layer: Layer, net: Network, _: ProgramNumbers) -> Array:
     total = np.zeros((len(read), stream.width))
     size = layer.query[0].weight.shape[1]
     for number, (q, k, v) in enumerate(zip(layer.query, layer.key, layer.value, strict=True)):
@@ -177,8 +176,7 @@ def _turned(rows: Array, angles: Array, count: int) -> Array:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=1)
 
 
-def _neurons(stream: Stream, read: Array, layer: Layer, net: Network, program: ProgramNumbers) -> Array:
-    del net
+def _neurons(stream: Stream, read: Array, layer: Layer, _: Network, program: ProgramNumbers) -> Array:
     return neurons(stream, read, layer.mlp, program)
 
 
@@ -186,17 +184,11 @@ def neurons(stream: Stream, read: Array, mlp: Mlp, program: ProgramNumbers) -> A
     """Theorem 3: one head per neuron and head of the program; Theorem 7 for its linear part and for b2."""
     y, z = read @ stream.on(mlp.gate), read @ stream.on(mlp.up)
     ones = read[:, stream.width, None]
-    sums = program.linear * z + program.constant * ones + heads_of_neurons(stream, read, y, z, program)
-    return np.asarray(sums @ mlp.down.weight + ones * mlp.down.bias)
-
-
-def heads_of_neurons(stream: Stream, read: Array, y: Array, z: Array, program: ProgramNumbers) -> Array:
-    """The sum of the program's heads for each neuron; y and z [rows, neurons] are pre-activations and values."""
-    made = np.zeros(y.shape)
+    sums = program.linear * z + program.constant * ones
     for head in program.heads:
         for i in range(y.shape[1]):
-            made[:, i : i + 1] += _neuron(stream, read, y[:, i : i + 1], z[:, i : i + 1], head)
-    return made
+            sums[:, i : i + 1] += _neuron(stream, read, y[:, i : i + 1], z[:, i : i + 1], head)
+    return np.asarray(sums @ mlp.down.weight + ones * mlp.down.bias)
 
 
 def _neuron(stream: Stream, read: Array, y: Array, z: Array, head: HeadNumbers) -> Array:

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import cuda_proofs, forms, fusions, large_model, latency, pattern, plan_scaling, validation
-from benchmarks.decoder import Shape
 from benchmarks.footprint import entered, one_block
 from benchmarks.memory import available
 from models.cells import Job
@@ -18,7 +17,6 @@ from passes.forms import FORMS
 from rewriter import rewrite
 from tests.committed import FOLDER
 
-TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
 SIZES = "--layers 2 --width 32 --hidden 64 --heads 4 --vocabulary 50 --repeats 1"
 LARGE = "--layers 2 --width 64 --heads 4 --vocabulary 64 --repeats 1"
 MEASURED = ("local", "compact") if available() else ()

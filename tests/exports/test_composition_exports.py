@@ -1,17 +1,13 @@
 """Who reads whom in exports with parallel sublayers and with an encoder, and scores against torch's own weights."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from models.registry import get
 from rewriter import compositions, heads
+from rewriter.arrays import Array
 from rewriter.interpret.rank import pairs
 from tests.conftest import Export
-
-Array = NDArray[Any]
 
 PARALLEL = [pytest.param("pythia", exporter) for exporter in get("pythia").exporters]
 CROSS = [pytest.param("t5", exporter) for exporter in get("t5").exporters]

@@ -2,21 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from models.entry import Exporter
 from models.registry import get
 from rewriter import attribute, heads, why
+from rewriter.arrays import Array
 from rewriter.interpret.index import HeadIndex
-from rewriter.interpret.sublayers import Attention, NeuronHeads
+from rewriter.interpret.sublayers import NeuronHeads
 from tests.conftest import Export
 
-Array = NDArray[Any]
 State = Mapping[str, Array]
 
 GROUPED = ("qwen3", "olmo2", "gemma2")
@@ -108,11 +106,6 @@ def neurons(name: str, state: State, module: str) -> dict[str, Array]:
     return {"Q": w_gate, "V": w_value, "O": w_out.T, "b_Q": b_gate, "b_O": b_out}
 
 
-def check_attention(index: HeadIndex, own: Attention, wanted: Mapping[str, Array]) -> None:
-    for part, array in wanted.items():
-        np.testing.assert_array_equal(index[f"{own.name}.{part}"], array, err_msg=f"{own.name}.{part}")
-
-
 def check_neurons(index: HeadIndex, own: NeuronHeads, wanted: Mapping[str, Array]) -> None:
     """Every head of a neuron reads and writes along that neuron's weights, up to the program's factors."""
     count = own.neurons
@@ -133,8 +126,9 @@ def test_weights_are_those_of_the_state_dict(name: str, exporter: Exporter, expo
     for own in index.sublayers:
         if isinstance(own, NeuronHeads):
             check_neurons(index, own, neurons(name, state, own.module))
-        else:
-            check_attention(index, own, attention(name, state, own.module, own.heads))
+            continue
+        for part, array in attention(name, state, own.module, own.heads).items():
+            np.testing.assert_array_equal(index[f"{own.name}.{part}"], array, err_msg=f"{own.name}.{part}")
 
 
 @pytest.mark.parametrize(("name", "exporter"), CASES)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from models.registry import get
 from rewriter import UsageError, ablate, run_with_cache
+from rewriter.arrays import Array
 from rewriter.ort import open_session
 from tests.committed import FOLDER
 from tests.conftest import Export
@@ -21,7 +21,6 @@ from rewriter.adapters.transformer_lens import MlpHeads, boot_onnx, with_mlp_hea
 
 pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 
-Array = NDArray[Any]
 
 EXPORTERS = {"gpt2-silu": "torchscript", "gpt2": "torchscript", "llama": "torchscript"}
 EXACT = {"gpt2-silu": 1e-12, "gpt2": 1e-5, "llama": 1e-5}

@@ -81,21 +81,19 @@ def test_the_decoder_of_questions_answers_them() -> None:
 
 @pytest.mark.exports
 @pytest.mark.filterwarnings("ignore")
-class TestTraining:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A few steps; the committed files took thousands."""
+    for package in ("torch", "transformers", "tokenizers"):
+        pytest.importorskip(package)
+    from models.__main__ import main
 
-    def test_the_command(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        for package in ("torch", "transformers", "tokenizers"):
-            pytest.importorskip(package)
-        from models.__main__ import main
-
-        assert main(["train", "induction", "--steps", "3", "-o", str(tmp_path)]) == 0
-        assert "induction.onnx" in capsys.readouterr().out
-        first = (tmp_path / "induction.onnx").read_bytes()
-        assert main(["train", "induction", "--steps", "3", "-o", str(tmp_path)]) == 0
-        assert (tmp_path / "induction.onnx").read_bytes() == first, "the seed does not determine the weights"
-        assert len(heads(tmp_path / "induction.onnx").sublayers) == 4
-        assert [path.name for path in tmp_path.iterdir()] == ["induction.onnx"]
+    assert main(["train", "induction", "--steps", "3", "-o", str(tmp_path)]) == 0
+    assert "induction.onnx" in capsys.readouterr().out
+    first = (tmp_path / "induction.onnx").read_bytes()
+    assert main(["train", "induction", "--steps", "3", "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "induction.onnx").read_bytes() == first, "the seed does not determine the weights"
+    assert len(heads(tmp_path / "induction.onnx").sublayers) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["induction.onnx"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,6 @@ PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 VALUE: Mapping[str, Mapping[str, Any]] = {GLU: {"value": "u"}}
 
-EACH_PROGRAM = pytest.mark.parametrize(("text", "options"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
 BOTH_WAYS = pytest.mark.parametrize("inline", [False, True], ids=["function", "inline"])
 
 
@@ -65,7 +64,7 @@ def same(model: onnx.ModelProto, options: Mapping[str, Any] | None = None, **bou
     return accurate(model, planned(model, **(options or {})), **bounds)
 
 
-@EACH_PROGRAM
+@pytest.mark.parametrize(("text", "options"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
 def test_only_attention_is_left_of_a_block(text: str, options: dict[str, Any]) -> None:
     """As a function and inline, which are the same bit for bit; and the same input gives the same bytes."""
     model, computed = mlp(text, **options), []

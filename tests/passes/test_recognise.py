@@ -184,14 +184,13 @@ def test_a_false_plan_is_ignored_with_a_note(change: str, reason: str) -> None:
 
 SWAPPED = "p = block['projections']; p['query'], p['value'] = p['value'], p['query']"
 CONSTANT = "change_values(weight(model, 'mlp/heads/*'), 'v += 1')", "has other values than the heads of the plan"
-LEAKY = mlp("h = LeakyRelu<alpha = 0.1>(y)")
 
 
 @pytest.mark.parametrize(
     ("original", "form", "change", "noted"),
     [
         (FOLDER / "gated-decoder.onnx", "compact", f'model = claiming(model, "{SWAPPED}")', OTHER),
-        (LEAKY, "local", *CONSTANT),
+        (mlp("h = LeakyRelu<alpha = 0.1>(y)"), "local", *CONSTANT),
         (mlp(ERF_GELU), "compact", *CONSTANT),
         (mlp(ERF_GELU), "masked", *CONSTANT),
         (mlp(SILU), "local", "(function,) = model.functions; function.node[0].op_type = 'Neg'", "is another one"),

@@ -39,11 +39,8 @@ def _spellings() -> Iterator[Any]:
         yield pytest.param(SILU, {**options, "first": first}, id=f"first-{name}")
 
 
-EACH_SPELLING = pytest.mark.parametrize(("text", "options"), tuple(_spellings()))
-
-
 @pytest.mark.sample(7)
-@EACH_SPELLING
+@pytest.mark.parametrize(("text", "options"), tuple(_spellings()))
 def test_every_spelling_stays_the_same(text: str, options: dict[str, Any]) -> None:
     same(mlp(text, **options))
 
@@ -86,8 +83,6 @@ GATES = {
     "linear": "g = Identity(y)",
 }
 TWO = f"{FIRST} u = MatMul(x, V1)"
-EACH_GATE = pytest.mark.parametrize("activation", GATES)
-EACH_PRODUCT = pytest.mark.parametrize("activation", [name for name in GATES if name != "linear"])
 
 
 def gated(activation: str, elem: str = "float") -> onnx.ModelProto:
@@ -96,7 +91,7 @@ def gated(activation: str, elem: str = "float") -> onnx.ModelProto:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("elem", ["float", "float16"])
-@EACH_GATE
+@pytest.mark.parametrize("activation", GATES)
 def test_gates(activation: str, elem: str) -> None:
     model = gated(activation, elem)
     same(model, value="u", emitted=None if activation == "leaky_relu" else GATE)
@@ -105,7 +100,7 @@ def test_gates(activation: str, elem: str) -> None:
 
 
 @pytest.mark.sample(3)
-@EACH_PRODUCT
+@pytest.mark.parametrize("activation", [name for name in GATES if name != "linear"])
 def test_gate_as_product_keeps_the_product(activation: str) -> None:
     result = same(gated(activation), {"gate": "product"}, output="g")
     (product,) = (node for node in result.graph.node if node.output[0] == "h")

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.sample(1)
 
 EACH_FILE = pytest.mark.parametrize("committed", COMMITTED, ids=lambda committed: committed.file)
 CONVERTED = [committed for committed in COMMITTED if not get(committed.entry).gated]
-EACH_CONVERTED = pytest.mark.parametrize("committed", CONVERTED, ids=lambda committed: committed.file)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +50,7 @@ MEASURED: Mapping[str, Mapping[str, float]] = {
 """e(rewritten) over e(original), the worse of onnxruntime with and without optimisation. Tests allow twice that."""
 
 EACH_MODEL = pytest.mark.parametrize("file", ACTIVATIONS)
-BLOCK_FORMS = [form for form in FORMS if form != "whole"]
-EACH_FORM = pytest.mark.parametrize("form", BLOCK_FORMS)
+EACH_FORM = pytest.mark.parametrize("form", [form for form in FORMS if form != "whole"])
 
 
 @cache
@@ -109,7 +107,7 @@ def test_numbers_of_the_configuration(committed: Committed, folder: Path) -> Non
 
 
 @pytest.mark.sample(0)
-@EACH_CONVERTED
+@pytest.mark.parametrize("committed", CONVERTED, ids=lambda committed: committed.file)
 def test_only_softmax_attention_is_left_of_the_blocks(committed: Committed, folder: Path) -> None:
     report = report_of(committed.file, folder)
     before, after = onnx.load(FOLDER / committed.file), onnx.load(folder / committed.file)

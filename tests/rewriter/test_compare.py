@@ -1,6 +1,6 @@
 """What differs between two files: weights bit for bit, and what models declare."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,6 @@ from rewriter.files.load import LoadedModel, load_model
 from tests.changes import Change as Edit
 from tests.changes import body, graphs, swap, weight
 from tests.textmodels import SILU, mlp, text_model
-
-Make = Callable[[], onnx.ModelProto]
-
 
 SHAPE = "float[batch, tokens, 4]"
 WEIGHTS = {"W": np.asarray([1, 2, 3, 4.0]), "V": np.asarray([4, 3, 2, 1.0])}

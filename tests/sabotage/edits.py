@@ -115,10 +115,6 @@ def _nth(model: onnx.ModelProto, _: Plan, at: str, what: str) -> None:
     changes.run(what, node=nodes_of(model, operator)[int(number)])
 
 
-def _model(model: onnx.ModelProto, plan: Plan, _: str, what: str) -> None:
-    changes.run(what, model=model, plan=plan)
-
-
 _EDITS: Mapping[str, Callable[[onnx.ModelProto, Plan, str, str], None]] = {
     "heads": _heads,
     "result": _result,
@@ -129,7 +125,7 @@ _EDITS: Mapping[str, Callable[[onnx.ModelProto, Plan, str, str], None]] = {
     "operand": _operand,
     "maker": _maker,
     "nth": _nth,
-    "model": _model,
+    "model": lambda model, plan, _, what: changes.run(what, model=model, plan=plan),
 }
 
 

@@ -6,14 +6,13 @@ be. Inputs are this module's own: several batches and lengths, longer than those
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from tests.attention import Array
+
 Feeds = Mapping[str, Array]
 
 _SIZES = ((1, 17), (3, 6), (2, 29), (1, 1), (2, 50), (1, 41), (1, 64), (2, 70))

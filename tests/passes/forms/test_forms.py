@@ -52,16 +52,8 @@ def operators(model: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in model.graph.node}
 
 
-EACH_PROGRAM = pytest.mark.parametrize(
-    ("text", "options"), [case[1:] for case in PROGRAMS], ids=[case[0] for case in PROGRAMS]
-)
-
-
-SHAPES = ((1, 1), (1, 2), (1, TOKENS), (3, 19))
-
-
 @pytest.mark.sample(4)
-@EACH_PROGRAM
+@pytest.mark.parametrize(("text", "options"), [case[1:] for case in PROGRAMS], ids=[case[0] for case in PROGRAMS])
 @EACH_FORM
 def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
     """One token, two, as many as there are positions; several sequences. All entries differ.
@@ -69,7 +61,8 @@ def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
     The largest error measured is 1.63 times the original's, for a gated sigmoid in form `staged`.
     """
     model = mlp(text, **options)
-    cases = [{"x": tokens(*(shape[1:] if options is RANK_2 else shape))} for shape in SHAPES]
+    shapes = ((1, 1), (1, 2), (1, TOKENS), (3, 19))
+    cases = [{"x": tokens(*(shape[1:] if options is RANK_2 else shape))} for shape in shapes]
     result = accurate(model, planned(model, form), cases=cases, optimised=[True], **VALUE.get(text, {}))
     assert not operators(result) & {"Sigmoid", "Relu", "Tanh", "LeakyRelu", "Erf", "Softplus"}
     onnx.checker.check_model(result, full_check=True)

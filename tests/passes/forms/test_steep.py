@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from passes.options import Options
 from passes.plan import apply, make_plan
 from passes.programs.activations import ACTIVATIONS as TABLE
 from passes.programs.program import ARITHMETIC, BiasToken, Head, Program, lines
 from rewriter.ort import open_session
+from tests.attention import Array
 from tests.oracle import evaluate
 from tests.textmodels import text_model
 
-Array = NDArray[Any]
 (CLIP,) = (entry for entry in TABLE if entry.name == "clip")
 FLOAT = ARITHMETIC[onnx.TensorProto.FLOAT]
 ACTIVATIONS: dict[str, tuple[str, Callable[[Array], Array]]] = {

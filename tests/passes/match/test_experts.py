@@ -285,7 +285,8 @@ def test_what_is_not_converted_is_listed(text: str, reason: str, options: dict[s
 @pytest.mark.parametrize("text", [
     "s = Sigmoid(x) out = Add(s, x)",
     "t = Transpose<perm = [0, 2, 1]>(x) c = MatMul(x, t) d = Tanh(c) p = Softmax(d) out = MatMul(p, x)",
-], ids=["nothing-follows", "capped-scores"])  # fmt: skip
-def test_what_no_linear_operator_reads_is_no_candidate(text: str) -> None:
+    "y = MatMul(x, W1) h = Softmax(y) out = MatMul(h, W2)",
+], ids=["nothing-follows", "capped-scores", "softmax"])  # fmt: skip
+def test_what_is_no_candidate_is_not_listed(text: str) -> None:
     found = findings(text_model(text, inputs="float[1, 4, 4] x", outputs="float[1, 4, 4] out"))
     assert (found.blocks, found.left) == ((), ())

@@ -14,11 +14,10 @@ from tests.passes.programs.test_programs import PARAMETERS
 TABLE = [
     line for arithmetic in ("single", "narrow single", "double", "double pairs", "half") for line in lines(arithmetic)
 ]
-EACH = pytest.mark.parametrize("line", TABLE, ids=[line.name for line in TABLE])
 FLOAT = ARITHMETIC[1]
 
 
-@EACH
+@pytest.mark.parametrize("line", TABLE, ids=[line.name for line in TABLE])
 def test_line_is_odd_and_smooth_far_out(line: Line) -> None:
     assert [value != 0.0 for *_, value in line.keys] == [True, True, *[False] * (len(line.keys) - 2)]
     inside = np.geomspace(1e-6, min(line.domain, abs(line.lowest)), 1000)

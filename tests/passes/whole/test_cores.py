@@ -115,6 +115,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
 )
 """Graphs from the embeddings `t` to the block, and why each is refused."""
 
+FEEDS = {name: np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32) for name in ("x", "z")}
+
 
 def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
     draw = np.random.default_rng(0).normal
@@ -185,11 +187,10 @@ def test_small_networks_are_the_same_function(way: str) -> None:
     model = small(OTHER[way], opset=24 if way == "an operator" else 17)
     plan = planned(model)
     assert len(plan.conversions) == 1 + (way == "experts"), plan.left
-    feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32) for name in ("x", "z")}
     routed = "routers and gates of one number for each token stay: 1 Softmax, 1 TopK"
     assert account(plan).operators.get("routers", 0) == 2 * (routed in plan.notes) == 2 * (way == "experts")
     made = apply(plan)
-    before, after, plain = (tensors(each, feeds) for each in (plan.model, made, without_bias_rows(made)))
+    before, after, plain = (tensors(each, FEEDS) for each in (plan.model, made, without_bias_rows(made)))
     for each in (after, plain):
         np.testing.assert_allclose(each["out"], before["out"], rtol=0.0, atol=1e-13)
     pattern = min((name for name in after if name.startswith("bias_token/") and name.endswith("/pattern")), key=len)
@@ -227,8 +228,7 @@ def test_a_pattern_that_is_an_output_has_no_bias_tokens() -> None:
     model.graph.output.append(onnx.helper.make_tensor_value_info("pattern", onnx.TensorProto.FLOAT, ["b", "n", "n"]))
     result = apply(planned(model))
     assert result.graph.output == model.graph.output
-    feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32) for name in ("x", "z")}
-    before, after = (open_session(each, "cpu", optimise=False).run(feeds) for each in (model, result))
+    before, after = (open_session(each, "cpu", optimise=False).run(FEEDS) for each in (model, result))
     for name, value in before.items():
         np.testing.assert_allclose(after[name], value, rtol=0.0, atol=1e-5)
 
@@ -264,12 +264,10 @@ def test_attention_behind_the_last_block() -> None:
     assert len(plan.whole.cores) == 1
 
 
-DEEP = "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, K) g = Relu(m) out = MatMul(g, W2)"
-"""Two hidden layers: the operator between them is the last of one block and the first of the next."""
-
-
 def test_an_mlp_of_three_layers() -> None:
-    model = text_model(DEEP, constants={"K": np.random.default_rng(0).normal(size=(8, 8))})
+    """The operator between the two hidden layers is the last of one block and the first of the next."""
+    body = "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, K) g = Relu(m) out = MatMul(g, W2)"
+    model = text_model(body, constants={"K": np.random.default_rng(0).normal(size=(8, 8))})
     report = proved(model, form="masked")
     assert len(report.converted) == 2
     assert len(planned(model).conversions) == 2

@@ -12,7 +12,6 @@ from tests.oracle import evaluate, tensors
 from tests.textmodels import integers, text_model
 
 LONGEST = 16
-WHOLE = Options(form="whole", max_tokens=LONGEST)
 
 PLACES = """
   shape = Shape(t) count = Gather(shape, one) last = Squeeze(count) i0 = Range(first, last, by)
@@ -64,7 +63,7 @@ def post_norm(mask: str, *, lowest: float = -1e9) -> onnx.ModelProto:
 
 
 def plan_of(model: onnx.ModelProto) -> Plan:
-    return make_plan(model, WHOLE)
+    return make_plan(model, Options(form="whole", max_tokens=LONGEST))
 
 
 def fed(batch: int, length: int) -> dict[str, Array]:

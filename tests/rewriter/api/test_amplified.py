@@ -15,7 +15,6 @@ from tests.changes import change_values, changed, weight
 from tests.textmodels import SILU, text_model
 
 ROOT = Path(__file__).resolve().parents[3]
-DIMS = {"batch": 4, "sequence": 16}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def rounded_otherwise(model: onnx.ModelProto) -> None:
 
 
 def judged(a: onnx.ModelProto, b: onnx.ModelProto, seed: int = 0) -> Comparison:
-    return validate(a, b, seed=seed, dims=DIMS)
+    return validate(a, b, seed=seed, dims={"batch": 4, "sequence": 16})
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ import pytest
 from rewriter import ExitStatus, ValidationError, certify, diff, heads, inspect, rewrite, validate
 from tests.textmodels import integers, text_model, values
 
-IN = "float[batch, tokens, 4] x"
-C = f"{IN}, bool c"
+C = "float[batch, tokens, 4] x, bool c"
 OUT = "float[batch, tokens, 4] out"
 
 

@@ -20,12 +20,11 @@ WRONG = CLOSE.replace("-1.000001", "-1.001")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(folder: Path) -> Path:
     """A folder with an original, the same in another spelling, one that is off by 4e-7, and one by 4e-4."""
-    monkeypatch.chdir(tmp_path)
     for name, body in (("a", SILU), ("b", HEADS), ("c", CLOSE), ("d", WRONG)):
-        onnx.save(mlp(body), tmp_path / f"{name}.onnx")
-    return tmp_path
+        onnx.save(mlp(body), folder / f"{name}.onnx")
+    return folder
 
 
 def certificate(path: Path) -> dict[str, Any]:

@@ -16,11 +16,7 @@ from tests.cases import plant
 from tests.conftest import Ran
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def folded(epsilon: float = 1e-5) -> tuple[onnx.ModelProto, onnx.ModelProto]:

@@ -19,6 +19,10 @@ def dyadic(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return np.asarray(rng.integers(-16, 17, shape) / 8, np.float32)
 
 
+def any_of(rng: np.random.Generator, *values: Any) -> Any:
+    return values[rng.integers(len(values))]
+
+
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 

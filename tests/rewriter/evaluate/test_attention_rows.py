@@ -9,15 +9,12 @@ import pytest
 
 from rewriter.graph.attention import with_plain
 from tests.rewriter.evaluate import single
-from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, normal
+from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, any_of, normal
 
 _RNG = np.random.default_rng(42)
 _ORT = ("onnxruntime",)
 _x = partial(normal, _RNG)
-
-
-def _any(*values: Any) -> Any:
-    return values[_RNG.integers(len(values))]
+_any = partial(any_of, _RNG)
 
 
 def _mask(*shape: int) -> np.ndarray:

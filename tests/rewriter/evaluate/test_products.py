@@ -14,15 +14,12 @@ from rewriter.evaluate.arithmetic import Field, Modulus, Value, multiply
 from rewriter.files.load import load_model
 from rewriter.ort import write_optimised
 from tests.rewriter.evaluate import single
-from tests.rewriter.evaluate.judged import MICROSOFT, Case, dyadic, written
+from tests.rewriter.evaluate.judged import MICROSOFT, Case, any_of, dyadic, written
 
 _RNG = np.random.default_rng(42)
 _ORT, _ONNX = ("onnxruntime",), ("onnx",)
 _x = partial(dyadic, _RNG)
-
-
-def _any(*values: Any) -> Any:
-    return values[_RNG.integers(len(values))]
+_any = partial(any_of, _RNG)
 
 
 def _matrices() -> list[Case]:

@@ -74,10 +74,8 @@ def test_previous_output_survives_a_kill_at_any_point(work: Callable[[Path], Non
 
 
 def command(directory: Path) -> None:
-    main([str(directory / "model.onnx"), "-o", str(directory / "out.onnx"), *_REPORT, str(directory / "r.json")])
-
-
-_REPORT = ("--force", "--no-validate", "--report")
+    options = ("--force", "--no-validate", "--report", str(directory / "r.json"))
+    main([str(directory / "model.onnx"), "-o", str(directory / "out.onnx"), *options])
 
 
 @pytest.mark.sample(0)

@@ -12,13 +12,10 @@ from rewriter.graph.edit import Replacement, drop_dead, inlined, splice
 from rewriter.graph.view import GraphView, all_views, graph_at
 from rewriter.ort import open_session
 
-HEADER = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out)'
-
 
 def model_of(body: str, weights: str = "", outputs: str = "") -> onnx.ModelProto:
-    return onnx.parser.parse_model(
-        f"{HEADER.replace('float[2] out', 'float[2] out' + outputs)} <{weights}> {{ {body} }}"
-    )
+    header = f'<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out{outputs})'
+    return onnx.parser.parse_model(f"{header} <{weights}> {{ {body} }}")
 
 
 def replaced(model: onnx.ModelProto, output: str, operator: str, *inputs: str) -> onnx.ModelProto:
@@ -151,10 +148,8 @@ OTHER = onnx.parser.parse_function('<opset_import: ["": 17], domain: "e"> f (p) 
 
 def test_functions_come_once_with_their_domains() -> None:
     model = model_of("a = Exp(x) b = Neg(a) c = Sin(b) out = Abs(c)")
-    kept = onnx.FunctionProto()
-    kept.CopyFrom(CALLED)
-    kept.doc_string = "was there"
-    model.functions.append(kept)
+    model.functions.append(CALLED)
+    model.functions[0].doc_string = "was there"
     model.opset_import.append(onnx.helper.make_opsetid("d", 7))
     view = all_views(model)[0]
     replacements = [

@@ -28,8 +28,7 @@ def test_what_is_declared() -> None:
     for name, elem, shape in (("x", INT64, [9]), ("w", INT64, [9]), ("out", INT64, [9]), ("free", INT64, None)):
         graph.value_info.append(onnx.helper.make_tensor_value_info(name, elem, shape))
     graph.value_info.append(onnx.helper.make_tensor_sequence_value_info("sequence", FLOAT, None))
-    odd = onnx.helper.make_tensor_value_info("odd", FLOAT, [3, 0, None, "m"])
-    graph.value_info.append(odd)
+    graph.value_info.append(onnx.helper.make_tensor_value_info("odd", FLOAT, [3, 0, None, "m"]))
     assert declared_types(graph) == {
         "x": TensorType(FLOAT, ("n", 4)),
         "out": TensorType(FLOAT, ("n", 4)),

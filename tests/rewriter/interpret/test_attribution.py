@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from rewriter import attribute, rewrite
+from rewriter.arrays import Array
 from rewriter.interpret.attribute import Attribution, FrozenRun, NeuronStep, held, total
 from rewriter.interpret.index import AffineMap
 from rewriter.interpret.stream import FrozenNorm
@@ -19,8 +19,6 @@ from tests.decoder import Decoder
 from tests.headmath import tapped
 
 pytestmark = pytest.mark.sample(2)
-
-Array = NDArray[Any]
 
 EXACT = ["silu-decoder", "trained/docstrings-gelu"]
 FITTED = ["gated-decoder", "gelu-vision", "gelu-encoder"]

@@ -120,7 +120,7 @@ FILES: dict[str, tuple[int, dict[str, Array]]] = {
     ),
     "13-static-cache": (
         2,
-        {"input_ids": _ids(1), "position_ids": PLACES, "write_indices": np.array([0]), "nonpad_kv_seqlen": ONES[0, :1]}
+        {"input_ids": _ids(1), "position_ids": PLACES, "write_indices": np.array([0])}
         | {"nonpad_kv_seqlen": np.array([TOKENS])}
         | _zeros("key_cache.{} value_cache.{}", 2, 1, 64, 32),
     ),

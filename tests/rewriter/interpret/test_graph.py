@@ -5,16 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from rewriter import UsageError, attribution_graph, why
+from rewriter.arrays import Array
 from rewriter.interpret.graph import AttributionGraph, GraphNode, influence, normalised, prune, scores
 from tests.committed import FOLDER
 from tests.rewriter.interpret.test_attribution import EXACT, FITTED, LOGIT, attributed, decoder, given, lost
 
 pytestmark = pytest.mark.sample(1)
-
-Array = NDArray[Any]
 
 ALL = 10**6
 

@@ -16,7 +16,8 @@ from rewriter import UsageError, heads, rewrite
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.sublayers import Attention, NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
-from tests.headmath import close, neurons_write, pattern_of, scores_of, softmax, tapped, wide, written
+from tests.headmath import close, neurons_write, pattern_of, scores_of, tapped, wide, written
+from tests.oracle_operators import softmax
 from tests.textmodels import FIRST, SILU, text_model
 
 pytestmark = pytest.mark.sample(1)

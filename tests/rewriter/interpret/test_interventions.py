@@ -9,22 +9,20 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from numpy.typing import NDArray
 
 from rewriter import ModelError, UsageError, ablate, freeze, heads, patch, rewrite, run_with_cache, validate
+from rewriter.arrays import Array
+from tests import headmath
 from tests.changes import nodes_of
 from tests.committed import ACTIVATIONS, FOLDER, VOCABULARY, in_float64
 from tests.headmath import Tensors
 from tests.oracle import evaluate, tensors
 from tests.rewriter.interpret.test_attribution import given
 
-Array = NDArray[Any]
-
-STEMS = ["silu-decoder", "relu-decoder", "gated-decoder", "gelu-vision", "gelu-encoder"]
 WIDTH = 8
 """Of the attention of all committed models."""
 SINGLE = ("gelu-vision", "gelu-encoder")
-SOME = pytest.mark.parametrize("stem", STEMS)
+SOME = pytest.mark.parametrize("stem", ["silu-decoder", "relu-decoder", "gated-decoder", *SINGLE])
 
 
 @cache
@@ -91,10 +89,8 @@ def with_entries(array: Array, place: Any, values: Array | float) -> Array:
 
 
 def close(found: Array, wanted: Array, bound: float = 1e-10) -> None:
-    """Relative to the largest entry; float32 is rounded once per operator."""
-    bound = max(bound, 1e-5) if found.dtype == np.float32 else bound
-    assert found.shape == wanted.shape
-    assert np.abs(found - wanted).max() <= bound * max(1.0, np.abs(wanted).max())
+    """Float32 is rounded once per operator."""
+    headmath.close(found, wanted, max(bound, 1e-5) if found.dtype == np.float32 else bound)
 
 
 Intervention = Callable[[onnx.ModelProto, str | list[str], Tensors], Any]

@@ -2,15 +2,13 @@
 
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from rewriter import ModelError, UsageError, compositions, head_tokens, heads
-from rewriter.arrays import largest_places
+from rewriter.arrays import Array, largest_places
 from rewriter.interpret import rank
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.rank import Best
@@ -19,8 +17,6 @@ from tests.committed import FILES, FOLDER, VOCABULARY
 from tests.textmodels import text_model, word_tokenizer
 
 pytestmark = pytest.mark.sample(1)
-
-Array = NDArray[Any]
 
 ALL = 10**6
 

@@ -1,21 +1,18 @@
 """Why neurons and scores are what they are, against the same decoders written down in numpy from their initializers."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from rewriter import UsageError, rewrite, why
+from rewriter.arrays import Array
 from rewriter.interpret.attribute import Why, rotation
 from tests.committed import FOLDER
 from tests.decoder import HEADS
 from tests.headmath import rotated, tapped
 from tests.rewriter.interpret.test_attribution import EXACT, decoder, given
-
-Array = NDArray[Any]
 
 
 def gives(stem: str, name: str, token: int, source: str) -> Array:
