@@ -104,7 +104,7 @@ def test_whatever_is_converted_computes_the_region(data: st.DataObject) -> None:
         points = points[np.abs(points) <= program.domain]
         # The pre-activation itself is planted, so that W1 and b1 do not matter.
         columns = np.repeat(points[:, None], 8, axis=1)
-        values = tensors(plan.model, {"x": columns[:, :4]}, {block.gate: lambda _, made=columns: made})
+        values = tensors(plan.model, {"x": columns[:, :4]}, {block.gate: lambda _: columns})  # noqa: B023 - called at once
         expected = values[block.output][:, 0]
         error = np.abs(neurons(program.as_heads, points, points) - expected) / np.maximum(1.0, np.abs(expected))
         assert error.max() <= conversion.max_error + EVALUATED, block.identified.label
