@@ -370,8 +370,8 @@ class Pair:
             if all(failed):
                 self.unable, self._reason = True, f"the first model cannot be evaluated: {failed[0]}"
                 return None
-            if any(failed) and self._loose and every[0][-1] not in self.points:
-                self.unable = True
+            if any(why and case not in self.points for (*_, case), why in zip(every, failed, strict=True)):
+                self.unable = True  # integers that are drawn apart from sizes
                 return None
             if any(failed):  # sizes that it does not take
                 refused = [id(case) for (*_, case), why in zip(every, failed, strict=True) if why]
