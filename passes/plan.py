@@ -26,6 +26,7 @@ from passes.options import ALREADY, COMPACT, STAGED, WHOLE, FormOptions, Options
 from passes.programs.activations import ACTIVATIONS, LINEAR, UNNAMED, Activation
 from passes.programs.program import grid
 from passes.whole import SCORING, Join, Reader, Whole, whole_for
+from rewriter.arrays import grouped
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
@@ -197,10 +198,8 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
 
 
 def _kept_operators(conversions: list[Conversion]) -> list[str]:
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for conversion in conversions:
-        if conversion.by_reference:
-            reasons.setdefault((conversion.form, conversion.by_reference), []).append(conversion.block.name)
+    kept = [each for each in conversions if each.by_reference]
+    reasons = grouped(((each.form, each.by_reference), each.block.name) for each in kept)
     return [
         f"form {form} keeps the linear operators of {len(names)} block{'s' * (len(names) > 1)} as "
         f"projections by reference, since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"

@@ -1,12 +1,23 @@
-"""Arrays whose element type is only known at run time."""
+"""Arrays whose element type is only known at run time; and values by key."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]  # an array of any element type
 _BLOCK = 64
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in order."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def largest_places(values: Array, count: int) -> list[int]:

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from passes.conversion import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, Conversion, replacement
 from passes.programs.program import FACTORED, HIGHEST, LOWEST, REACH, BiasToken, Head, Line, Powers, Program, group_of
+from rewriter.arrays import grouped
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
@@ -271,9 +272,7 @@ def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...],
 
     A single group absorbs that term, since weights sum to one: a separate one loses digits (Mish at y = -15).
     """
-    by_keys: dict[object, list[Head]] = {}
-    for number, head in enumerate(program.heads):
-        by_keys.setdefault(head.multiples or number, []).append(head)
+    by_keys = grouped((head.multiples or number, head) for number, head in enumerate(program.heads))
     alone = len(by_keys) == 1 and program.heads[0].multiples is not None
     linear = program.linear if alone else 0.0
     groups = (_shared(each, linear) if len(each) > 1 or linear != 0.0 else each[0] for each in by_keys.values())

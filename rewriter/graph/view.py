@@ -4,7 +4,6 @@ Matchers read this index instead of the protobuf, which must not change while a 
 one pass over the nodes.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import onnx
 
 import rewriter.evaluate.moves as rows
+from rewriter.arrays import grouped
 from rewriter.evaluate.table import is_random
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.walk import own_names, reached, reads, subgraphs
@@ -235,17 +235,12 @@ def _view(
                 tensor.name = node.output[0]
         initializers.update((name, tensor) for name, tensor in around.items() if name not in hidden)
         overridable |= outer.overridable - hidden
-    producer: dict[str, int] = {}
-    consumers: dict[str, list[int]] = defaultdict(list)
-    for index, node in enumerate(graph.node):
-        producer.update((name, index) for name in node.output if name)
-        # A capture counts as a consumer: a node whose output only a body reads is not dead.
-        for name in reads(node):
-            consumers[name].append(index)
+    # A capture counts as a consumer: a node whose output only a body reads is not dead.
+    consumers = grouped((name, index) for index, node in enumerate(graph.node) for name in reads(node))
     return GraphView(
         where=where,
         nodes=tuple(graph.node),
-        producer=producer,
+        producer={name: index for index, node in enumerate(graph.node) for name in node.output if name},
         consumers={name: tuple(readers) for name, readers in consumers.items()},
         initializers=initializers,
         overridable=overridable,

@@ -26,7 +26,7 @@ from passes.match.projections import Projection, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
 from passes.programs.program import BiasToken, Group
-from rewriter.arrays import Array
+from rewriter.arrays import Array, grouped
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
@@ -133,8 +133,7 @@ class HeadIndex(Mapping[str, Array]):
 
     @property
     def layers(self) -> dict[str, tuple[Sublayer, ...]]:
-        names = dict.fromkeys(each.layer for each in self.sublayers)
-        return {layer: tuple(each for each in self.sublayers if each.layer == layer) for layer in names}
+        return {layer: tuple(own) for layer, own in grouped((each.layer, each) for each in self.sublayers).items()}
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all tensors to a `.safetensors` file, with `to_json` as metadata. Raises UsageError or ModelError."""

@@ -9,8 +9,9 @@ from importlib.resources import files
 from itertools import chain, groupby, repeat
 from math import isfinite, isnan
 from operator import attrgetter
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
+from rewriter.arrays import grouped
 from rewriter.compare import GraphDifference
 from rewriter.proof.records import Certificate
 from rewriter.proof.rule import Judgement
@@ -22,8 +23,6 @@ from rewriter.text import clean, counted, first_of, shortened, size
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero would be lost in a range
 _MAX_GROUPS = 3
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 _FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f"}
 _LARGE_RATIO = 1e4
 Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio"]
@@ -86,14 +85,6 @@ def written(value: str | float | None, kind: Kind) -> str:
 def _cell(value: Cell | str | float | None, kind: Kind) -> Cell:
     cell = value if isinstance(value, Cell) else Cell(value)
     return replace(cell, text=cell.text or written(cell.value, kind))
-
-
-def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """The values of each key, in order."""
-    found: dict[Key, list[Value]] = {}
-    for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
 
 
 def folded(names: Iterable[str]) -> str:

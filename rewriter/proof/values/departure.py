@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 
+from rewriter.arrays import grouped
 from rewriter.evaluate.arithmetic import Value, content
 from rewriter.graph.view import label, operator_of
 from rewriter.graph.walk import reached, reads, subgraphs
@@ -188,11 +189,7 @@ class _Graph:
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for place, node in enumerate(self.nodes):
-            for name in dict.fromkeys(_inputs(node)):
-                found.setdefault(name, []).append(place)
-        return found
+        return grouped((name, place) for place, node in enumerate(self.nodes) for name in dict.fromkeys(_inputs(node)))
 
     def operands(self, node: onnx.NodeProto) -> list[str]:
         return [name for name in dict.fromkeys(_inputs(node)) if name in self.data]

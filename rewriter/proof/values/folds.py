@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, grouped
 from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.graph.view import label, needed
@@ -215,10 +215,8 @@ class _ConstantIndex:
 
     def __init__(self, program: Program, constants: Mapping[str, Array], computed: Mapping[str, Array]) -> None:
         self._computed = computed
-        self._weights: dict[tuple[int, ...], list[tuple[str, Array]]] = {}
-        for name, x in constants.items():
-            for view, how in zip(_views(x), ("", "transposed "), strict=False):
-                self._weights.setdefault(view.shape, []).append((f"{how}{quoted(name)}", view))
+        every = ((name, zip(_views(x), ("", "transposed "), strict=False)) for name, x in constants.items())
+        self._weights = grouped((x.shape, (f"{how}{quoted(name)}", x)) for name, views in every for x, how in views)
         self._program, self._known = program, {**computed, **constants}
 
     @cached_property
@@ -236,9 +234,8 @@ class _ConstantIndex:
     @cached_property
     def _factors(self) -> dict[int, tuple[list[_Vector], Array]]:
         """By size, with all their values."""
-        found: dict[int, list[_Vector]] = {}
-        for each in _factors(self._program, self._known, self._affine):
-            found.setdefault(each.values.size, []).append(each)
+        every = _factors(self._program, self._known, self._affine)
+        found = grouped((each.values.size, each) for each in every)
         return {size: (each, np.stack([factor.values for factor in each])) for size, each in found.items()}
 
     @cached_property

@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 from flint import fmpq
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, grouped
 from rewriter.evaluate.arithmetic import INFINITE, Field, Modulus, Unsupported, Value, content
 from rewriter.evaluate.evaluator import Program, in_step
 from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
@@ -336,11 +336,10 @@ class _Reader(Replacing):
         self._theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
         # By content of its weights, the linear layers of B.
-        self._twins: dict[bytes, list[onnx.NodeProto]] = {}
-        for node in theirs.makers.values():
-            for each in _layers(theirs, node, theirs.values):
-                if each.matrix is not None:
-                    self._twins.setdefault(content(each.matrix), []).append(node)
+        layers = (
+            (each.matrix, node) for node in theirs.makers.values() for each in _layers(theirs, node, theirs.values)
+        )
+        self._twins = grouped((content(matrix), node) for matrix, node in layers if matrix is not None)
         self._evaluated: dict[int, tuple[MutableMapping[str, Any], list[onnx.NodeProto]]] = {}
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from rewriter.arrays import grouped
 from rewriter.evaluate.arithmetic import content
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS, SAME_ENTRIES
@@ -139,13 +140,11 @@ class Anchors:
         self.a, self.b, self._runs = _Side(a, runs[0]), _Side(b, runs[1]), runs
         self._held: set[str] = set()  # ids that a tensor of B has
         self.same: set[str] = set()  # tensors of B that a node computes as one of A does
-        self._by_print: dict[object, list[str]] = {}
+        self._by_print = grouped((each.exact, name) for name, each in self.a.prints.items())
         self._failed: str = ""
         for name in self.a.names:
             self.a.ids[name] = self.a.number(name)
         self._known = {*self.a.ids.values()}
-        for name, each in self.a.prints.items():
-            self._by_print.setdefault(each.exact, []).append(name)
 
     def departs(self) -> str:
         """Why equal values at some points are not known to be equal at every size; empty if they are."""
