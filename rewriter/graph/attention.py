@@ -127,18 +127,14 @@ def keys_alone(view: GraphView, scores: str, of_keys: Callable[[str], bool]) -> 
     sink, tensor, passed = "", scores, list[int]()
     while not sink and (index := view.producer.get(tensor)) is not None:
         node = view.nodes[index]
-        largest = view.producer.get(node.input[1], -1) if node.op_type == "Sub" else -1
+        largest = view.made_by(node.input[1]) if node.op_type == "Sub" else None
         if node.op_type == "Concat":
             parts = [name for name in node.input if of_keys(name)]
             if len(parts) != 1:
                 raise LostError("its scores are joined of several products", label(node))
             scores, sink = parts[0], next(name for name in node.input if name not in parts)
-        elif (
-            largest >= 0
-            and view.nodes[largest].op_type == "ReduceMax"
-            and view.nodes[largest].input[0] == node.input[0]
-        ):
-            passed, scores = [*passed, largest], node.input[0]
+        elif largest is not None and (largest.op_type, *largest.input[:1]) == ("ReduceMax", node.input[0]):
+            passed, scores = [*passed, view.producer[node.input[1]]], node.input[0]
         elif node.op_type not in CASTS:
             break
         passed, tensor = [*passed, index], node.input[0]

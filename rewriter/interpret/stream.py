@@ -294,16 +294,14 @@ def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:
 
     def apart(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         name = node.output[0]
-        if name.startswith(cores) and (node.op_type == "Pad" or name.endswith("/p_k_joined")):
+        if not name.startswith(cores):
+            return [node]
+        if node.op_type == "Pad" or name.endswith("/p_k_joined"):
             return [helper.make_node("Identity", node.input[:1], [name], name)]
-        if (
-            name.startswith(cores)
-            and node.op_type == "Softmax"
-            and (sink := _sink(makers.get, name.removesuffix("/pattern")))
-        ):
+        if node.op_type == "Softmax" and (sink := _sink(makers.get, name.removesuffix("/pattern"))):
             return _beside_sink(node, sink)
         joined = [[*makers[each].input] for each in node.input if each in makers]
-        if not (name.startswith(cores) and name.endswith("/scores") and [*map(len, joined)] == [2, 2]):
+        if not name.endswith("/scores") or [*map(len, joined)] != [2, 2]:
             return [node]
         parts = f"{name}/content", f"{name}/positions"
         products = [helper.make_node("MatMul", pair, [part], part) for part, *pair in zip(parts, *joined, strict=True)]
