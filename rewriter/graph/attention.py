@@ -509,16 +509,6 @@ class _Expansion(Writer):
         none = self.put("Expand", self.constant(0, TensorProto.INT32), self.size(tokens, 0))
         self.outputs(made, self.along("ReduceSum", mask, [1], keepdims=0) if mask else none, total)
 
-    def matrix(self, packed: str, scales: str, zeros: str, bits: int, blocks: list[int]) -> str:
-        """[rows, columns] of packed numbers with scales for each block [rows, blocks] of a row."""
-        kinds = [self.of(each).elem_type for each in (packed, scales, zeros)]
-        if bits not in (4, 8) or kinds[0] != TensorProto.UINT8 or kinds[1] not in FLOATS:
-            raise self.lost("its weight is not of 4 bits or 8 bits with a scale for each block")
-        if zeros:
-            zeros = self.unpacked(zeros, blocks, 8 if kinds[2] in FLOATS else bits, kinds[1])
-        numbers = self.dequantised(packed, scales, zeros, bits, blocks, kinds[1])
-        return self.put("Reshape", numbers, self.constant([blocks[0], -1]), name="weight")
-
     def multiplied(self) -> None:
         """FusedMatMul: alpha A B, with A and B perhaps transposed, and perhaps an activation of it."""
         sides = []
@@ -535,12 +525,19 @@ class _Expansion(Writer):
         self.outputs(made)
 
     def rows(self) -> None:
+        """GatherBlockQuantized: rows of a table of packed numbers, with scales for each block of a row."""
         packed, place, scales, zeros = [*self.node.input, ""][:4]
         axes = [integer_of(self.node, "gather_axis", 0), integer_of(self.node, "quantize_axis", 1)]
         blocks = [each for each in self.of(scales).shape or () if isinstance(each, int)]
         if axes != [0, 1] or len(blocks) != len(axes):
             raise self.lost("it does not take rows of a table with two axes")
-        table = self.matrix(packed, scales, zeros, integer_of(self.node, "bits", 4), blocks)
+        bits, kinds = integer_of(self.node, "bits", 4), [self.of(each).elem_type for each in (packed, scales, zeros)]
+        if bits not in (4, 8) or kinds[0] != TensorProto.UINT8 or kinds[1] not in FLOATS:
+            raise self.lost("its weight is not of 4 bits or 8 bits with a scale for each block")
+        if zeros:
+            zeros = self.unpacked(zeros, blocks, 8 if kinds[2] in FLOATS else bits, kinds[1])
+        numbers = self.dequantised(packed, scales, zeros, bits, blocks, kinds[1])
+        table = self.put("Reshape", numbers, self.constant([blocks[0], -1]), name="weight")
         self.outputs(self.put("Gather", table, place, axis=0))
 
 
