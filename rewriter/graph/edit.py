@@ -73,6 +73,15 @@ def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
     graph.node.extend(copies)
 
 
+def rename_output(graph: onnx.GraphProto, tensor: str, name: str) -> int:
+    """Rename a node's output and return its index. Raises KeyError."""
+    for index, node in enumerate(graph.node):
+        if tensor in node.output:
+            node.output[list(node.output).index(tensor)] = name
+            return index
+    raise KeyError(tensor)
+
+
 def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[str] = ()) -> None:
     """Remove the producers of `tensors`, and their ancestors, as far as they have no readers.
 

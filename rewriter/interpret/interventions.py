@@ -19,7 +19,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source, like, load_model, self_contained
-from rewriter.graph.edit import set_nodes
+from rewriter.graph.edit import rename_output, set_nodes
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, heads
 from rewriter.interpret.rank import read
 from rewriter.interpret.run import InputsOrText, cases_of, values_of
@@ -121,7 +121,7 @@ def replaced(index: HeadIndex, model: onnx.ModelProto, places: Places, values: d
         computed = f"{tensor}/computed"
         while computed in names:
             computed += "'"
-        place = _rename(model.graph, tensor, computed)
+        place = rename_output(model.graph, tensor, computed)
         for offset, node in enumerate(_nodes(tensor, computed, where, array), start=1):
             node.metadata_props.add(key=MARK, value=tensor)
             model.graph.node.insert(place + offset, node)
@@ -140,22 +140,13 @@ def _nodes(tensor: str, computed: str, where: Array, values: Array) -> Iterator[
     yield onnx.helper.make_node("Reshape", [chosen, shape], [tensor], f"{computed}/replaced")
 
 
-def _rename(graph: onnx.GraphProto, tensor: str, name: str) -> int:
-    """Rename a node's output and return its index. Raises KeyError."""
-    for index, node in enumerate(graph.node):
-        if tensor in node.output:
-            node.output[list(node.output).index(tensor)] = name
-            return index
-    raise KeyError(tensor)
-
-
 def unedited(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without interventions. Raises ModelError if marks do not fit the graph, as after other tools' changes."""
     result = deepcopy(model)
     set_nodes(result.graph, [node for node in model.graph.node if not _mark(node)])
     for tensor in sorted({_mark(node) for node in model.graph.node} - {""}):
         try:
-            _rename(result.graph, f"{tensor}/computed", tensor)
+            rename_output(result.graph, f"{tensor}/computed", tensor)
         except KeyError:
             what = "the model has nodes that are marked as interventions at"
             raise ModelError(f"{what} {quoted(tensor)}, which they do not fit; use the model before them") from None

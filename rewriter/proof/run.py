@@ -33,7 +33,7 @@ from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, norms_apart
 from rewriter.graph.constants import elem_type_of
-from rewriter.graph.edit import Cut, bytes_of, extract, inlined, split, with_outputs
+from rewriter.graph.edit import Cut, bytes_of, extract, inlined, rename_output, split, with_outputs
 from rewriter.graph.fused import with_parts
 from rewriter.graph.types import type_of
 from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of, label
@@ -392,10 +392,8 @@ _NOISE = """noise (float raw, float argument, float factor, float value, float p
 
 def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units: float) -> None:
     """Rename the producer's output and give its name to the noisy tensor, so that consumers stay unchanged."""
-    place, node = next((place, node) for place, node in enumerate(graph.node) if point.tensor in node.output)
-    output = list(node.output).index(point.tensor)
     own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]
-    node.output[output] = f"{own}raw"
+    place = rename_output(graph, point.tensor, f"{own}raw")
     numbers = {
         "FREQUENCY": FREQUENCY,
         "EPS": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
