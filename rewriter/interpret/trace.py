@@ -5,8 +5,7 @@ replaced by ones, by 1, 2, 3, ... and by zeros show the factor of each entry, it
 So splitting, transposing or repeating heads is recognised by its effect. Rotary embeddings rotate by an angle of 0.
 """
 
-from collections import ChainMap
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -22,11 +21,11 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
-from rewriter.evaluate.scalar import BROADCAST, NONLINEAR
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.constants import UNFIT, Constants, outputs
-from rewriter.graph.edit import extract, upstream
+from rewriter.graph.constants import UNFIT, Constants, Shapes
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
+from rewriter.graph.walk import reads
 from rewriter.inputs.cases import Maker
 
 Shape = tuple[int, ...]
@@ -34,7 +33,6 @@ Indices = NDArray[np.int64]
 _MAX_DEPTH = 64  # of a chain of nodes
 _SIZES = 2, 3, 7  # batch, tokens, past; a batch of 1 would look like a broadcast axis
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
-_MAX_FACTOR = 2**12  # entries of a tensor that may be a factor
 _MAX_TABLE = 2**24  # entries of a table that is read: those of larger ones, as of embeddings, count as 0
 
 _ROWS = ("Gather", "GatherND")  # operators that take rows of a table
@@ -72,86 +70,6 @@ class Traced:
         return replace(self, index=move(self.index), factor=move(self.factor), added=move(self.added))
 
 
-class _Small(Evaluator):
-    """An evaluation that reads no matrix and rotates nothing, and notes why tensors are missing."""
-
-    def __init__(self, tracer: "Tracer", program: Program, feeds: Mapping[str, Array]) -> None:
-        super().__init__(program, Floats(), feeds)
-        self.environment.update(tracer.tables)
-        self.decided |= feeds.keys()
-        self.shapes: dict[str, Shape] = {name: array.shape for name, array in feeds.items()}
-        self.values: dict[str, Any] = dict(feeds)  # of small tensors
-        self.lost: dict[str, LostError] = {}
-        self._tracer = tracer
-        declared = ((tracer.view.type_of(name).shape or (), array.shape) for name, array in feeds.items())
-        sizes = (pair for each in declared for pair in zip(*each, strict=False))
-        self._symbols = {dim: size for dim, size in sizes if isinstance(dim, str)}
-
-    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        name, missing = node.output[0], [self.lost[each] for each in node.input if each in self.lost]
-        try:
-            if missing:
-                raise missing[0]
-            shape = self._shape(node, [environment[each] for each in node.input if each])
-            if shape is None and node.op_type != "RotaryEmbedding":
-                super().node(node, environment)
-                return
-            environment[name] = environment[node.input[0]] if shape is None else Value(np.broadcast_to(0.0, shape))
-            self.decided.add(name)
-            self.computed(node, name, environment)
-        except (Unsupported, ValueError, LostError) as error:
-            shape = self._declared(node)
-            if shape is not None and prod(shape) <= MAX_ENTRIES:
-                environment[name], self.shapes[name] = Value(np.broadcast_to(0.0, shape)), shape
-                return
-            if not isinstance(error, LostError):
-                unfit = error.__cause__ or isinstance(error, ValueError)
-                reason = str(error).removeprefix(f"{label(node)}: ")
-                error = LostError("its nodes do not fit together" if unfit else reason, label(node))
-            self.lost |= dict.fromkeys(node.output, error)
-
-    def _declared(self, node: onnx.NodeProto) -> Shape | None:
-        """The shape of an output that cannot be evaluated, such as a mask that broadcasts at batch 1 only."""
-        shapes = [self.shapes[each] for each in node.input if each in self.shapes]
-        if node.op_type in BROADCAST and shapes:
-            return max(shapes, key=len)
-        dims = self._tracer.view.type_of(node.output[0]).shape
-        sizes = [dim if isinstance(dim, int) else self._symbols.get(dim or "") for dim in dims or ()]
-        known = tuple(size for size in sizes if size is not None)
-        return known if dims is not None and len(known) == len(dims) else None
-
-    def _shape(self, node: onnx.NodeProto, operands: Sequence[Any]) -> Shape | None:
-        """The shape of an output whose entries do not matter; None for other outputs."""
-        width = self._tracer.widths.get(node.output[0])
-        if width is not None:
-            return (*operands[0].shape[:-1], width)
-        if not operands or {*node.input} - self.decided or not isinstance(operands[0], Value):
-            return None
-        shapes = [each.shape for each in operands]
-        if node.op_type == "MatMul":
-            return (*np.broadcast_shapes(*(each[:-2] for each in shapes)), *shapes[0][-2:-1], *shapes[1][-1:])
-        return shapes[0] if node.op_type in {*NONLINEAR, "Softmax"} else None
-
-    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        value = environment[name]
-        if isinstance(value, list):
-            return
-        self.shapes[name] = value.shape
-        if prod(value.shape) > MAX_ENTRIES:
-            raise LostError(f"it has {prod(value.shape)} entries, too many to follow", label(node))
-        if self._tracer.is_wave(name) and is_float(value):
-            rows = environment[node.input[0]] if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
-            row = (rows.entries if isinstance(rows, Value) else rows)[0]
-            if value.shape[value.ndim - row.ndim :] == row.shape:
-                value = Value(np.broadcast_to(row.astype(np.float64), value.shape))
-                environment[name] = value
-        entries = value.entries if isinstance(value, Value) else value
-        if entries.size and (not any(entries.strides) or (entries == entries.flat[0]).all()):
-            self.values[name] = np.broadcast_to(entries.flat[0], entries.shape)
-        elif entries.size <= _MAX_FACTOR:
-            self.values[name] = entries
-
-
 class Tracer:
     """Follows tensors of one main graph."""
 
@@ -161,18 +79,13 @@ class Tracer:
         self.constants, known = Constants(view), views if model is source.proto and not model.functions else ()
         self._model = replace(source, proto=model)
         self._fixed = Constants(view, partial(read_tensor, self._model), self._sizes)
-        tables = [each for each in view.initializers.values() if prod(each.dims) > _MAX_TABLE and each.data_type == 1]
-        self.tables = {each.name: Value(np.broadcast_to(0.0, each.dims)) for each in tables}
         self.operator = cache(partial(made_linearly, view, self.constants))
         self.is_wave = cache(self._is_wave)
         made = {name: self.operator(name) for node in view.nodes for name in node.output[:1]}
         self.widths = {name: each.out_features for name, each in made.items() if each is not None and each.axis == -1}
-        # The same graph without the weights of these.
-        nodes = list(view.nodes)
-        for name, each in made.items():
-            if each is not None and self.widths.get(name):
-                nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
-        self._light = replace(view, nodes=tuple(nodes))
+        self.beside = cache(self._beside)
+        bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+        self._evaluator = Evaluator(Program(replace(source, proto=bare)), Floats(), {})
         self.maker = cache(lambda: Maker(source.proto, views=known))
 
     @cached_property
@@ -182,25 +95,34 @@ class Tracer:
         return {name: each for each in reversed(made) for name in self.view.back(each.data, REARRANGED)}
 
     @cached_property
-    def _case(self) -> _Small:
-        """The whole graph in a small case."""
-        feeds, (batch, tokens, past) = dict[str, Array](), _SIZES
-        try:
+    def _feeds(self) -> Mapping[str, Array]:
+        """The inputs of a small case; none if they cannot be generated."""
+        batch, tokens, past = _SIZES
+        with suppress(UsageError):
             maker = self.maker()
-            feeds |= maker.case((batch, tokens, past if maker.cached else 0)).feeds
-        except UsageError:  # inputs cannot be generated
-            sizes = dict[str, int]()
-            for name in self.view.inputs:
-                kind, shape = self.view.type_of(name), list[int]()
-                for axis, dim in enumerate(kind.shape or ()):
-                    made = 2 * len(sizes) + tokens if axis else batch
-                    shape.append(dim if isinstance(dim, int) else sizes.setdefault(dim or f"{name}[{axis}]", made))
-                feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        part = extract(self._model.proto, self._light, upstream(self._light, frozenset(), self.view.outputs))
-        found = _Small(self, Program(replace(self._model, proto=part)), feeds)
-        for _ in found.steps():
-            pass
-        return found
+            return maker.case((batch, tokens, past if maker.cached else 0)).feeds
+        return {}
+
+    @cached_property
+    def _shapes(self) -> Shapes:
+        """The shapes in this case."""
+        sizes = dict[str, int]()
+        for name, array in self._feeds.items():
+            dims = self.view.type_of(name).shape or ()
+            sizes |= {
+                dim or f"{name}[{axis}]": size
+                for axis, (dim, size) in enumerate(zip(dims, array.shape, strict=False))
+                if not isinstance(dim, int)
+            }
+
+        def size_of(axis: int, name: str) -> int:
+            return sizes.setdefault(name, 2 * len(sizes) + _SIZES[1] if axis else _SIZES[0])
+
+        def read(tensor: onnx.TensorProto) -> Array:
+            large = prod(tensor.dims) > _MAX_TABLE and tensor.data_type == onnx.TensorProto.FLOAT
+            return np.broadcast_to(np.float32(0.0), tensor.dims) if large else read_tensor(self._model, tensor)
+
+        return Shapes(self.view, size_of, read)
 
     def _sizes(self, tensor: str) -> list[int | None] | None:
         shape = self.view.type_of(tensor).shape
@@ -208,10 +130,18 @@ class Tracer:
 
     def shape(self, tensor: str) -> Shape:
         """The shape of a tensor in the small case. Raises LostError."""
-        case = self._case
-        if tensor not in case.shapes:
-            raise case.lost.get(tensor) or LostError("the shape of its output is not known", tensor)
-        return case.shapes[tensor]
+        sizes = self._shapes.of(tensor) or (None,)
+        known = tuple(size for size in sizes if size is not None)
+        if len(known) < len(sizes):
+            node = self.view.made_by(tensor)
+            if node is None or not self.view.is_onnx(node):
+                raise LostError("the shape of its output is not known", tensor)
+            for name in filter(None, node.input):
+                self.shape(name)
+            raise LostError("its nodes do not fit together", label(node))
+        if prod(known) > MAX_ENTRIES:
+            raise LostError(f"it has {prod(known)} entries, too many to follow", tensor)
+        return known
 
     # -- factors
     def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:
@@ -232,11 +162,11 @@ class Tracer:
 
     def _turns(self, tensor: str) -> bool:
         """Whether all entries of a tensor are moved and scaled cosines, or sines: 1 or 0 for the angle 0."""
-        case = self._case
         ends = list(self.view.back(tensor, _MOVES - {*_ROWS} | {"Concat", "Mul"}))
-        waves, value = [name for name in ends if self.is_wave(name)], case.values.get(tensor)
-        if not waves or value is None or any(name in case.decided for name in ends if name not in waves):
+        waves = [name for name in ends if self.is_wave(name)]
+        if not waves or any(name in self.view.data for name in ends if name not in waves):
             return False
+        value = _entries(self.beside(tensor))
         return bool((value == value.flat[0]).all())
 
     # -- tracing back
@@ -262,22 +192,48 @@ class Tracer:
     def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
         """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
         self.shape(tensor)  # it may be lost
-        case = self._case
-        known = frozenset(case.values).difference(path)
-        part = upstream(self._light, known.union(self.widths, *probes), [tensor])
-        made = {name: case.values[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
-        for probe in probes:
-            given = {name: Value(each) if is_float(each) else each for name, each in {**made, **probe}.items()}
-            values = ChainMap[str, Any](given, {"": None}, case.program.weights(case.program.graph))
-            for node in (self._light.nodes[place] for place in part.nodes if tensor not in probe):
-                try:
-                    operands = [values[name] for name in node.input]
-                    turned = node.op_type == "RotaryEmbedding"
-                    given |= zip(node.output, operands[:1] if turned else outputs(node, operands, case), strict=False)
-                except (*UNFIT, Unsupported) as error:
-                    raise LostError("its nodes do not fit together", label(node)) from error
-            value = values[tensor]
-            yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
+        along = {name for name in path if name not in self.constants}
+
+        def probed(probe: Mapping[str, Array]) -> Array:
+            @cache
+            def value(name: str) -> Any:
+                if name in probe:
+                    return Value(probe[name])
+                return self._made(name, value) if name in along else self.beside(name)
+
+            return _entries(value(tensor))
+
+        return map(probed, probes)
+
+    def _beside(self, tensor: str) -> Any:
+        """The value in the small case of a tensor beside a path: no matrix is read, and angles are 0."""
+        node, fed = self.view.made_by(tensor), self._feeds.get(tensor)
+        if fed is not None and not is_float(fed):
+            return fed
+        if tensor not in self.view.data:
+            with suppress(Exception):  # onnx's evaluator raises any exception
+                return self._shapes.values.of(tensor)
+        if tensor in self.widths:
+            return Value(np.zeros(self.shape(tensor)))
+        if node is not None and self.is_wave(tensor) and self.view.type_of(tensor).elem_type in (0, *FLOATS):
+            row = self._shapes.values.of(node.input[0])[0] if node.op_type in _ROWS else float(node.op_type == "Cos")
+            return Value(np.broadcast_to(np.asarray(row, np.float64), self.shape(tensor)))
+        return self._made(tensor, self.beside)
+
+    def _made(self, tensor: str, value: Callable[[str], Any]) -> Any:
+        """What a node makes of the values of its operands; an input is zeros."""
+        node = self.view.made_by(tensor)
+        if node is None:
+            return Value(np.zeros(self.shape(tensor)))
+        if node.op_type == "RotaryEmbedding":
+            return value(node.input[0])
+        environment = {name: value(name) for name in reads(node)}
+        try:
+            self._evaluator.node(node, environment)
+        except Unsupported as error:
+            reason = str(error).removeprefix(f"{label(node)}: ")
+            raise LostError("its nodes do not fit together" if error.__cause__ else reason, label(node)) from error
+        return environment[tensor]
 
     def norm(self, tensor: str) -> "Norm | None":
         """The normalisation whose output a tensor is."""
@@ -316,6 +272,10 @@ class Tracer:
             if kind in _JOINING[1:] and not found:
                 raise LostError("it adds something that comes from the inputs", label(node))
             yield from found
+
+
+def _entries(value: Any) -> Array:
+    return np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
 
 # -- normalisations: an operator, or arithmetic that divides by a mean ------------------------------------------------
