@@ -23,8 +23,8 @@ from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.constants import UNFIT, Constants, Shapes
-from rewriter.graph.types import FLOATS
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
+from rewriter.graph.edit import ancestors
+from rewriter.graph.view import PARTS, REARRANGED, SIZES, GraphView, LostError, Miss, integer_of, label
 from rewriter.graph.walk import reads
 from rewriter.inputs.cases import Maker
 
@@ -50,7 +50,7 @@ def noting(missed: list[Miss], what: str, node: str, kind: Literal["", "attentio
         yield
     except LostError as error:
         missed.append(Miss(f"{what}: {error.miss.reason}", error.miss.node, kind))
-    except UNFIT:
+    except (*UNFIT, RecursionError):
         missed.append(Miss(f"{what}: its nodes do not fit together", node, kind))
 
 
@@ -82,7 +82,7 @@ class Tracer:
         self.operator = cache(partial(made_linearly, view, self.constants))
         self.is_wave = cache(self._is_wave)
         made = {name: self.operator(name) for node in view.nodes for name in node.output[:1]}
-        self.widths = {name: each.out_features for name, each in made.items() if each is not None and each.axis == -1}
+        self.linear = {name: each for name, each in made.items() if each is not None and each.axis == -1}
         self.beside = cache(self._beside)
         bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
         self._evaluator = Evaluator(Program(replace(source, proto=bare)), Floats(), {})
@@ -91,8 +91,8 @@ class Tracer:
     @cached_property
     def readers(self) -> dict[str, LinearOperator]:
         """The product that is the source of an operator's data, up to layout, to the first such operator."""
-        made = [each for each in map(self.operator, self.widths) if each is not None]
-        return {name: each for each in reversed(made) for name in self.view.back(each.data, REARRANGED)}
+        made = reversed(self.linear.values())
+        return {name: each for each in made for name in self.view.back(each.data, REARRANGED)}
 
     @cached_property
     def _feeds(self) -> Mapping[str, Array]:
@@ -108,12 +108,8 @@ class Tracer:
         """The shapes in this case."""
         sizes = dict[str, int]()
         for name, array in self._feeds.items():
-            dims = self.view.type_of(name).shape or ()
-            sizes |= {
-                dim or f"{name}[{axis}]": size
-                for axis, (dim, size) in enumerate(zip(dims, array.shape, strict=False))
-                if not isinstance(dim, int)
-            }
+            for axis, (dim, size) in enumerate(zip(self.view.type_of(name).shape or (), array.shape, strict=False)):
+                sizes[str(dim or f"{name}[{axis}]")] = size
 
         def size_of(axis: int, name: str) -> int:
             return sizes.setdefault(name, 2 * len(sizes) + _SIZES[1] if axis else _SIZES[0])
@@ -130,18 +126,17 @@ class Tracer:
 
     def shape(self, tensor: str) -> Shape:
         """The shape of a tensor in the small case. Raises LostError."""
-        sizes = self._shapes.of(tensor) or (None,)
-        known = tuple(size for size in sizes if size is not None)
-        if len(known) < len(sizes):
-            node = self.view.made_by(tensor)
-            if node is None or not self.view.is_onnx(node):
+        sizes = self._shapes.of(tensor)
+        shape = tuple(size for size in sizes or () if size is not None)
+        if sizes is None or len(shape) < len(sizes):
+            nodes = (self.view.nodes[index] for index in sorted(ancestors(self.view, (), [tensor])))
+            first = next((node for node in nodes if self._shapes.of(node.output[0]) is None), None)
+            if first is None or not self.view.is_onnx(first):
                 raise LostError("the shape of its output is not known", tensor)
-            for name in filter(None, node.input):
-                self.shape(name)
-            raise LostError("its nodes do not fit together", label(node))
-        if prod(known) > MAX_ENTRIES:
-            raise LostError(f"it has {prod(known)} entries, too many to follow", tensor)
-        return known
+            raise LostError("its nodes do not fit together", label(first))
+        if prod(shape) > MAX_ENTRIES:
+            raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
+        return shape
 
     # -- factors
     def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:
@@ -166,8 +161,10 @@ class Tracer:
         waves = [name for name in ends if self.is_wave(name)]
         if not waves or any(name in self.view.data for name in ends if name not in waves):
             return False
-        value = _entries(self.beside(tensor))
-        return bool((value == value.flat[0]).all())
+        with suppress(LostError, *UNFIT):
+            value = _entries(self.beside(tensor))
+            return bool((value == value.flat[0]).all())
+        return False
 
     # -- tracing back
     def trace(self, tensor: str, end: str = "") -> Traced:
@@ -210,14 +207,17 @@ class Tracer:
         node, fed = self.view.made_by(tensor), self._feeds.get(tensor)
         if fed is not None and not is_float(fed):
             return fed
+        if node is not None and self.is_wave(tensor):
+            table = self.beside(node.input[0]) if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
+            if is_float(table):
+                return Value(np.broadcast_to(_entries(table)[0], self.shape(tensor)))
+        if tensor in self.linear:
+            return Value(np.zeros(self.shape(tensor)))
         if tensor not in self.view.data:
             with suppress(Exception):  # onnx's evaluator raises any exception
-                return self._shapes.values.of(tensor)
-        if tensor in self.widths:
-            return Value(np.zeros(self.shape(tensor)))
-        if node is not None and self.is_wave(tensor) and self.view.type_of(tensor).elem_type in (0, *FLOATS):
-            row = self._shapes.values.of(node.input[0])[0] if node.op_type in _ROWS else float(node.op_type == "Cos")
-            return Value(np.broadcast_to(np.asarray(row, np.float64), self.shape(tensor)))
+                made = self._shapes.values.of(tensor)
+                if tensor in self.constants or not is_float(made):  # others may be moved cosines
+                    return made
         return self._made(tensor, self.beside)
 
     def _made(self, tensor: str, value: Callable[[str], Any]) -> Any:
@@ -227,7 +227,8 @@ class Tracer:
             return Value(np.zeros(self.shape(tensor)))
         if node.op_type == "RotaryEmbedding":
             return value(node.input[0])
-        environment = {name: value(name) for name in reads(node)}
+        sizes = node.op_type in SIZES
+        environment = {name: Value(np.zeros(self.shape(name))) if sizes else value(name) for name in reads(node)}
         try:
             self._evaluator.node(node, environment)
         except Unsupported as error:
