@@ -82,7 +82,7 @@ def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *
 class _ProjectionReader:
     def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool) -> None:
         self._view, self._packed = view, packed
-        self._constants = constants or Constants(view, sizes=self._sizes_of)
+        self._constants = constants or Constants(view, sizes=view.sizes_of)
 
     def read(self, block: Block) -> Projections:
         # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
@@ -146,10 +146,6 @@ class _ProjectionReader:
             if bounds is not None:
                 return projection.part(*bounds)
         raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
-
-    def _sizes_of(self, tensor: str) -> list[int] | None:
-        shape = self._view.type_of(tensor).shape
-        return None if shape is None else [dim if isinstance(dim, int) else _TOKENS for dim in shape]
 
     def _width(self, tensor: str) -> int | None:
         last = (self._view.type_of(tensor).shape or (None,))[-1]

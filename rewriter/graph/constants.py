@@ -245,17 +245,16 @@ class Shapes:
         for name in filter(None, node.input):
             elem_type, sizes = self._view.type_of(name).elem_type, self.of(name)
             types[name] = onnx.helper.make_tensor_type_proto(elem_type or onnx.TensorProto.FLOAT, sizes)
-            integers = self.values.numbers(name) if elem_type in (onnx.TensorProto.INT64, 0) else None
-            if integers is not None:
-                array = np.asarray(integers, np.int64)
-                values[name] = onnx.numpy_helper.from_array(array.reshape(() if sizes == () else -1), name)
+            known = self.values.value(name) if elem_type in (onnx.TensorProto.INT64, 0) else None
+            if known is not None and known.dtype == np.int64:  # unknown sizes are not
+                values[name] = numpy_helper.from_array(known, name)
         try:
             schema = onnx.defs.get_schema(node.op_type, self._view.opsets.get("", 1), node.domain)
             inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
         except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on unusual nodes
             return {}
-        shapes = {name: type_of(kind).shape for name, kind in inferred.items()}
-        found = {name: tuple(map(self._size, shape)) for name, shape in shapes.items() if shape is not None}
+        shapes = ((name, type_of(kind).shape) for name, kind in inferred.items())
+        found = {name: tuple(map(self._size, shape)) for name, shape in shapes if shape is not None}
         sides = found.get(node.output[0]), *map(self.of, node.input[:1])
         entries = [prod(size or 0 for size in sizes or ()) for sizes in sides]
         fits = entries[0] == entries[-1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]

@@ -166,6 +166,11 @@ class GraphView:
     def type_of(self, tensor: str) -> TensorType:
         return self.types.get(tensor, TensorType())
 
+    def sizes_of(self, tensor: str) -> tuple[int | None, ...] | None:
+        """The shape of a tensor, with None for sizes that inputs decide."""
+        shape = self.type_of(tensor).shape
+        return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
+
     def is_onnx(self, node: onnx.NodeProto) -> bool:
         return node.domain in ONNX_DOMAINS
 

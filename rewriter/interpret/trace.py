@@ -33,7 +33,6 @@ Indices = NDArray[np.int64]
 _MAX_DEPTH = 64  # of a chain of nodes
 _SIZES = 2, 3, 7  # batch, tokens, past; a batch of 1 would look like a broadcast axis
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
-_MAX_TABLE = 2**24  # entries of a table that is read: those of larger ones, as of embeddings, count as 0
 
 _ROWS = ("Gather", "GatherND")  # operators that take rows of a table
 _MOVES = REARRANGED | PARTS | {"Expand", "Tile"}
@@ -77,10 +76,9 @@ class Tracer:
         """`model` is that of `source` with operators expanded."""
         self.view = view = views[0]
         self.constants, known = Constants(view), views if model is source.proto and not model.functions else ()
-        self._model = replace(source, proto=model)
-        self._fixed = Constants(view, partial(read_tensor, self._model), self._sizes)
+        self._read = partial(read_tensor, source)
+        self._fixed = Constants(view, self._read, view.sizes_of)
         self.operator = cache(partial(made_linearly, view, self.constants))
-        self.is_wave = cache(self._is_wave)
         made = {name: self.operator(name) for node in view.nodes for name in node.output[:1]}
         self.linear = {name: each for name, each in made.items() if each is not None and each.axis == -1}
         self.beside = cache(self._beside)
@@ -114,15 +112,7 @@ class Tracer:
         def size_of(axis: int, name: str) -> int:
             return sizes.setdefault(name, 2 * len(sizes) + _SIZES[1] if axis else _SIZES[0])
 
-        def read(tensor: onnx.TensorProto) -> Array:
-            large = prod(tensor.dims) > _MAX_TABLE and tensor.data_type == onnx.TensorProto.FLOAT
-            return np.broadcast_to(np.float32(0.0), tensor.dims) if large else read_tensor(self._model, tensor)
-
-        return Shapes(self.view, size_of, read)
-
-    def _sizes(self, tensor: str) -> list[int | None] | None:
-        shape = self.view.type_of(tensor).shape
-        return None if shape is None else [dim if isinstance(dim, int) else None for dim in shape]
+        return Shapes(self.view, size_of, self._read)
 
     def shape(self, tensor: str) -> Shape:
         """The shape of a tensor in the small case. Raises LostError."""
@@ -148,7 +138,7 @@ class Tracer:
                     return node.input[1 - slot], factor if node.op_type == "Mul" else 1.0 / factor
         return None
 
-    def _is_wave(self, tensor: str) -> bool:
+    def is_wave(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
         node = None if tensor in self.constants else self.view.made_by(tensor)
         if node is not None and node.op_type in _ROWS:
@@ -208,9 +198,10 @@ class Tracer:
         if fed is not None and not is_float(fed):
             return fed
         if node is not None and self.is_wave(tensor):
-            table = self.beside(node.input[0]) if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
-            if is_float(table):
-                return Value(np.broadcast_to(_entries(table)[0], self.shape(tensor)))
+            rows = self.beside(node.input[0]) if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
+            if is_float(rows):
+                row = (rows.entries if isinstance(rows, Value) else rows)[0]
+                return Value(np.broadcast_to(np.asarray(row, np.float64), self.shape(tensor)))
         if tensor in self.linear:
             return Value(np.zeros(self.shape(tensor)))
         if tensor not in self.view.data:
