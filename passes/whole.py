@@ -26,7 +26,6 @@ from math import floor, log2, prod
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from passes.conversion import Builder, Conversion
 from passes.forms.softmax import BIAS_ROWS, LARGEST_PATTERN, POSITION_ROWS, PREFIX, default_omega, neuron_scores
@@ -368,19 +367,18 @@ class Reader:
         view, shapes, (operator, operands) = self.view, self.shapes(*case), term
         names = [name for name in operands if name]
         nodes = [view.nodes[index] for index in sorted(ancestors(view, self._stops, names))]
-        feeds, kept = dict[str, NDArray[np.generic]](), list[onnx.TensorProto]()
-        for name in sorted({name for node in nodes for name in reads(node)}.union(names)):
+        given = sorted({name for node in nodes for name in reads(node)}.union(names))
+        weights = [view.initializers[name] for name in given if name in view.initializers]
+        if sum(prod(each.dims) for each in weights) > _MAX_READ:
+            raise LostError("it is computed from large weights", names[0])
+        feeds = {each.name: self.read(each) for each in weights}
+        for name in given:
             if name in self._stops:
                 feeds[name] = np.asarray(shapes.values.numbers(name), np.int64)
             elif name in view.inputs:
-                dtype = helper.tensor_dtype_to_np_dtype(view.type_of(name).elem_type)
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(view.type_of(name).elem_type)
                 feeds[name] = np.asarray(fill(shapes.of(name)), dtype)
-            elif name in view.initializers:
-                kept.append(view.initializers[name])
-        if sum(prod(each.dims) for each in kept) > _MAX_READ:
-            raise LostError("it is computed from large weights", names[0])
-        kept = [onnx.numpy_helper.from_array(self.read(each), each.name) for each in kept]
-        first, *other = computed(nodes, feeds, names, view.opsets, kept)
+        first, *other = computed(nodes, feeds, names, view.opsets)
         if operator == "Where":
             return np.where(first.astype(np.bool_) == bool(operands[1]), other[0], 0.0)
         return np.asarray(-first if operator == "Neg" else first)
@@ -516,7 +514,7 @@ class Join:
         self.whole, self.view, self.core = whole, view, core
         self.product, self.softmax, self.last = (view.nodes[at] for at in (core.product, core.softmax, core.values))
         self.given = view.type_of(self.softmax.output[0]).elem_type or whole.elem_type
-        self.kind = TensorProto.DOUBLE if self.given == TensorProto.DOUBLE else TensorProto.FLOAT
+        self.kind = onnx.TensorProto.DOUBLE if self.given == onnx.TensorProto.DOUBLE else onnx.TensorProto.FLOAT
         name, opset = f"{PREFIX}/{self.softmax.output[0]}", view.opsets.get("", 1)
         self.b = Builder(name, opset=opset, compute_type=self.kind)
 

@@ -18,7 +18,7 @@ from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 _MAX_RANK = 8
-_TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
+_TOKENS = 1000003  # a bound that is as large is not known, or not a number of channels
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ class _ProjectionReader:
         raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
 
     def _width(self, tensor: str) -> int | None:
-        last = (self._view.type_of(tensor).shape or (None,))[-1]
-        return last if isinstance(last, int) else None
+        return (self._view.sizes_of(tensor) or (None,))[-1]
 
     def _vector(self, name: str, channels: int) -> Vector | None:
         shape = self._constants.shape(name)
@@ -162,7 +161,7 @@ class _ProjectionReader:
         bounds = [np.array(self._constants.numbers(name) or [_TOKENS]) if name else None for name in node.input[1:]]
         rank = self._view.type_of(node.input[0]).rank or _MAX_RANK  # only -1 is then the last axis
         entries = np.broadcast_to(np.arange(channels), (*[2] * (rank - 1), channels))
-        if any(each is not None and np.abs(each).max() >= _TOKENS for each in bounds):  # not known, or of tokens
+        if any(each is not None and np.abs(each).max() >= _TOKENS for each in bounds):
             return None
         try:
             taken = outputs(node, [entries, *bounds])[list(node.output).index(output)]

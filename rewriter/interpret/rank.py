@@ -19,7 +19,6 @@ from rewriter.arrays import Array, largest_places
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import TokenText, tokens_as_text
-from rewriter.graph.constants import Constants
 from rewriter.inputs.cases import Role
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, indexed
 from rewriter.interpret.stream import STREAM, chain_to
@@ -464,7 +463,7 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
         many = "several tables of embeddings begin the stream"
         raise UsageError(many if found else "no table of embeddings is read at token ids")
     (table,) = found
-    shape = Constants(view).shape(table)
+    shape = view.sizes_of(table)
     if shape is None or len(shape) != 2 or shape[1] != width:
         raise UsageError(f"the embeddings have shape {list(shape or ())}, and the stream has {width} channels")
     return str(table)

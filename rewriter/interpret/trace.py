@@ -169,11 +169,9 @@ class Tracer:
         entries = np.arange(1.0, prod(self.shape(source)) + 1).reshape(self.shape(source))
         held = tuple(name for name in names if name in self.constants)
         nothing = {name: np.zeros(self.constants.shape(name) or ()) for name in held}
-        probes = [{source: np.ones_like(entries), **nothing}, {source: entries, **nothing}]
-        probes += [{source: np.zeros_like(entries)}] if held else []
-        factor, numbers, *constant = self._values(tensor, path, probes)
+        probes = {source: np.ones_like(entries), **nothing}, {source: entries, **nothing}, {source: 0.0 * entries}
+        factor, numbers, added = self._values(tensor, path, probes)
         index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
-        added = constant[0] if held else np.zeros_like(factor)
         return Traced(source, index, factor, added, held, any(path.values()))
 
     def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
@@ -197,6 +195,8 @@ class Tracer:
         node, fed = self.view.made_by(tensor), self._feeds.get(tensor)
         if fed is not None and not is_float(fed):
             return fed
+        if tensor in self.view.initializers:
+            return self._read(self.view.initializers[tensor])
         if node is not None and self.is_wave(tensor):
             rows = self.beside(node.input[0]) if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
             if is_float(rows):
