@@ -179,12 +179,12 @@ def elem_type_of(values: AnyArray) -> int:
 
 def model_of(
     nodes: Sequence[onnx.NodeProto], values: Mapping[str, AnyArray], outputs: Sequence[str],
-    versions: Mapping[str, int], constants: Sequence[onnx.TensorProto] = (), **further: Any,
+    versions: Mapping[str, int], **further: Any,
 ) -> onnx.ModelProto:  # fmt: skip
     """Nodes, in topological order, as a model whose inputs are like `values`."""
     helper = onnx.helper
     given = [helper.make_tensor_value_info(name, elem_type_of(value), value.shape) for name, value in values.items()]
-    graph = helper.make_graph(nodes, "nodes", given, [onnx.ValueInfoProto(name=name) for name in outputs], constants)
+    graph = helper.make_graph(nodes, "nodes", given, [onnx.ValueInfoProto(name=name) for name in outputs])
     imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     return helper.make_model(graph, opset_imports=imports, **further)
 
@@ -210,7 +210,6 @@ class Shapes:
 
     def __init__(self, view: GraphView, size_of: Callable[[int, str], int], read: Read) -> None:
         self._view, self._symbols = view, {"": 1}
-        self.values = Constants(view, read, self.of)
         shapes = {name: kind.shape for name, kind in view.types.items() if kind.shape is not None}
         for tensor in filter(shapes.__contains__, view.inputs):
             shapes[tensor] = tuple(dim or f"{tensor}[{axis}]" for axis, dim in enumerate(shapes[tensor]))
@@ -218,6 +217,8 @@ class Shapes:
                 if isinstance(dim, str):
                     self._symbols.setdefault(dim, size_of(axis, dim))
         self._found: dict[str, Sizes] = {name: tuple(map(self._size, shape)) for name, shape in shapes.items()}
+        self.of = self._found.get  # None where the rank is unknown
+        self.values = Constants(view, read, self.of)
         for node in view.nodes:
             found = self._inferred(node)
             # Operands that do not fit at these sizes, such as a mask that broadcasts at batch 1 only.
@@ -227,10 +228,6 @@ class Shapes:
                 if stated:
                     alike = zip(*(sizes for sizes in stated if len(sizes) == len(stated[0])), strict=True)
                     self._found[name] = tuple(next((size for size in axis if size is not None), None) for axis in alike)
-
-    def of(self, tensor: str) -> Sizes | None:
-        """None where the rank is unknown."""
-        return self._found.get(tensor)
 
     def _size(self, dim: Dim) -> int | None:
         """The size of a dimension, which may be a sum of names, such as `past_sequence_length + 1`."""

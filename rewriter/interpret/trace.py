@@ -31,7 +31,7 @@ from rewriter.inputs.cases import Maker
 Shape = tuple[int, ...]
 Indices = NDArray[np.int64]
 _MAX_DEPTH = 64  # of a chain of nodes
-_SIZES = 2, 3, 7  # batch, tokens, past; a batch of 1 would look like a broadcast axis
+_BATCH, _TOKENS, _PAST = 2, 3, 7  # a batch of 1 would look like a broadcast axis
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
 
 _ROWS = ("Gather", "GatherND")  # operators that take rows of a table
@@ -83,7 +83,8 @@ class Tracer:
         self.linear = {name: each for name, each in made.items() if each is not None and each.axis == -1}
         self.beside = cache(self._beside)
         bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-        self._evaluator = Evaluator(Program(replace(source, proto=bare)), Floats(), {})
+        self._floats = Floats()
+        self._evaluator = Evaluator(Program(replace(source, proto=bare)), self._floats, {})
         self.maker = cache(lambda: Maker(source.proto, views=known))
 
     @cached_property
@@ -95,10 +96,9 @@ class Tracer:
     @cached_property
     def _feeds(self) -> Mapping[str, Array]:
         """The inputs of a small case; none if they cannot be generated."""
-        batch, tokens, past = _SIZES
         with suppress(UsageError):
             maker = self.maker()
-            return maker.case((batch, tokens, past if maker.cached else 0)).feeds
+            return maker.case((_BATCH, _TOKENS, _PAST if maker.cached else 0)).feeds
         return {}
 
     @cached_property
@@ -110,7 +110,7 @@ class Tracer:
                 sizes[str(dim or f"{name}[{axis}]")] = size
 
         def size_of(axis: int, name: str) -> int:
-            return sizes.setdefault(name, 2 * len(sizes) + _SIZES[1] if axis else _SIZES[0])
+            return sizes.setdefault(name, 2 * len(sizes) + _TOKENS if axis else _BATCH)
 
         return Shapes(self.view, size_of, self._read)
 
@@ -152,7 +152,7 @@ class Tracer:
         if not waves or any(name in self.view.data for name in ends if name not in waves):
             return False
         with suppress(LostError, *UNFIT):
-            value = _entries(self.beside(tensor))
+            value = self._floats.lift(self.beside(tensor)).entries
             return bool((value == value.flat[0]).all())
         return False
 
@@ -176,8 +176,7 @@ class Tracer:
 
     def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
         """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
-        self.shape(tensor)  # it may be lost
-        along = {name for name in path if name not in self.constants}
+        along = {name: self.shape(name) for name in path if name not in self.constants}  # one may be lost, or too large
 
         def probed(probe: Mapping[str, Array]) -> Array:
             @cache
@@ -186,7 +185,7 @@ class Tracer:
                     return Value(probe[name])
                 return self._made(name, value) if name in along else self.beside(name)
 
-            return _entries(value(tensor))
+            return self._floats.lift(value(tensor)).entries
 
         return map(probed, probes)
 
@@ -200,8 +199,8 @@ class Tracer:
         if node is not None and self.is_wave(tensor):
             rows = self.beside(node.input[0]) if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
             if is_float(rows):
-                row = (rows.entries if isinstance(rows, Value) else rows)[0]
-                return Value(np.broadcast_to(np.asarray(row, np.float64), self.shape(tensor)))
+                row = self._floats.lift(rows.entries[0] if isinstance(rows, Value) else rows[0])
+                return Value(np.broadcast_to(row.entries, self.shape(tensor)))
         if tensor in self.linear:
             return Value(np.zeros(self.shape(tensor)))
         if tensor not in self.view.data:
@@ -264,10 +263,6 @@ class Tracer:
             if kind in _JOINING[1:] and not found:
                 raise LostError("it adds something that comes from the inputs", label(node))
             yield from found
-
-
-def _entries(value: Any) -> Array:
-    return np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
 
 # -- normalisations: an operator, or arithmetic that divides by a mean ------------------------------------------------
