@@ -83,8 +83,7 @@ class Tracer:
         self.linear = {name: each for name, each in made.items() if each is not None and each.axis == -1}
         self.beside = cache(self._beside)
         bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-        self._floats = Floats()
-        self._evaluator = Evaluator(Program(replace(source, proto=bare)), self._floats, {})
+        self._evaluator = Evaluator(Program(replace(source, proto=bare)), Floats(), {})
         self.maker = cache(lambda: Maker(source.proto, views=known))
 
     @cached_property
@@ -125,7 +124,8 @@ class Tracer:
                 raise LostError("the shape of its output is not known", tensor)
             raise LostError("its nodes do not fit together", label(first))
         if prod(shape) > MAX_ENTRIES:
-            raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
+            node = self.view.made_by(tensor)
+            raise LostError(f"it has {prod(shape)} entries, too many to follow", label(node) if node else tensor)
         return shape
 
     # -- factors
@@ -152,7 +152,7 @@ class Tracer:
         if not waves or any(name in self.view.data for name in ends if name not in waves):
             return False
         with suppress(LostError, *UNFIT):
-            value = self._floats.lift(self.beside(tensor)).entries
+            value = self._evaluator.arithmetic.lift(self.beside(tensor)).entries
             return bool((value == value.flat[0]).all())
         return False
 
@@ -185,7 +185,7 @@ class Tracer:
                     return Value(probe[name])
                 return self._made(name, value) if name in along else self.beside(name)
 
-            return self._floats.lift(value(tensor)).entries
+            return self._evaluator.arithmetic.lift(value(tensor)).entries
 
         return map(probed, probes)
 
@@ -199,7 +199,7 @@ class Tracer:
         if node is not None and self.is_wave(tensor):
             rows = self.beside(node.input[0]) if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
             if is_float(rows):
-                row = self._floats.lift(rows.entries[0] if isinstance(rows, Value) else rows[0])
+                row = self._evaluator.arithmetic.lift(rows.entries[0] if isinstance(rows, Value) else rows[0])
                 return Value(np.broadcast_to(row.entries, self.shape(tensor)))
         if tensor in self.linear:
             return Value(np.zeros(self.shape(tensor)))
