@@ -18,7 +18,7 @@ from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 _MAX_RANK = 8
-_TOKENS = 1000003  # a bound that is as large is not known, or not a number of channels
+_TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *
 class _ProjectionReader:
     def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool) -> None:
         self._view, self._packed = view, packed
-        self._constants = constants or Constants(view, sizes=view.sizes_of)
+        self._constants = constants or Constants(view, sizes=self._sizes_of)
 
     def read(self, block: Block) -> Projections:
         # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
@@ -147,6 +147,10 @@ class _ProjectionReader:
                 return projection.part(*bounds)
         raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
 
+    def _sizes_of(self, tensor: str) -> list[int] | None:
+        sizes = self._view.sizes_of(tensor)
+        return None if sizes is None else [_TOKENS if size is None else size for size in sizes]
+
     def _width(self, tensor: str) -> int | None:
         return (self._view.sizes_of(tensor) or (None,))[-1]
 
@@ -161,7 +165,7 @@ class _ProjectionReader:
         bounds = [np.array(self._constants.numbers(name) or [_TOKENS]) if name else None for name in node.input[1:]]
         rank = self._view.type_of(node.input[0]).rank or _MAX_RANK  # only -1 is then the last axis
         entries = np.broadcast_to(np.arange(channels), (*[2] * (rank - 1), channels))
-        if any(each is not None and np.abs(each).max() >= _TOKENS for each in bounds):
+        if any(each is not None and np.abs(each).max() >= _TOKENS for each in bounds):  # not known, or of tokens
             return None
         try:
             taken = outputs(node, [entries, *bounds])[list(node.output).index(output)]
