@@ -5,7 +5,7 @@ replaced by ones, by 1, 2, 3, ... and by zeros show the factor of each entry, it
 So splitting, transposing or repeating heads is recognised by its effect. Rotary embeddings rotate by an angle of 0.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -170,12 +170,6 @@ class Tracer:
         held = tuple(name for name in names if name in self.constants)
         nothing = {name: np.zeros(self.constants.shape(name) or ()) for name in held}
         probes = {source: np.ones_like(entries), **nothing}, {source: entries, **nothing}, {source: 0.0 * entries}
-        factor, numbers, added = self._values(tensor, path, probes)
-        index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
-        return Traced(source, index, factor, added, held, any(path.values()))
-
-    def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
-        """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
         along = {name: self.shape(name) for name in path if name not in self.constants}  # one may be lost, or too large
 
         def probed(probe: Mapping[str, Array]) -> Array:
@@ -187,7 +181,9 @@ class Tracer:
 
             return self._evaluator.arithmetic.lift(value(tensor)).entries
 
-        return map(probed, probes)
+        factor, numbers, added = map(probed, probes)
+        index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
+        return Traced(source, index, factor, added, held, any(path.values()))
 
     def _beside(self, tensor: str) -> Any:
         """The value in the small case of a tensor beside a path: no matrix is read, and angles are 0."""
