@@ -68,8 +68,7 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "a softmax": (
         PAIR, "s = Add(x, m250) p = Concat<axis = 1>(x, s) q = Softmax(p) out, z = Split<axis = 1>(q)",
         "out = Softmax(x)"),
-    "fused attention": (
-        (f"{TOKENS[0]}, int32[batch, tokens] mask", TOKENS[1]),
+    "fused attention": ((f"{TOKENS[0]}, int32[batch, tokens] mask", TOKENS[1]),
         "out = com.microsoft.Attention<num_heads = 2>(x, QKV, B, mask)",
         "out = com.microsoft.Attention<num_heads = 2, mask_filter_value = -3.4e38>(x, QKV, B, mask)"),
     "values at masked keys": (
@@ -89,8 +88,7 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "all positive": (
         SIGNS, "out = Identity(u)",
         "c = Greater(x, f0) i = Cast<to = 6>(c) p = ReduceMin<axes = [1]>(i) q = Cast<to = 1>(p) out = Add(u, q)"),
-    "the sign of a multiple": (
-        ("float[n, 4] x", "float[n, 4] out"),
+    "the sign of a multiple": (("float[n, 4] x", "float[n, 4] out"),
         "m = Mul(x, f29) r = Relu(m) s = Mul(x, f100) t = Mul(s, f29) out = Add(r, t)",
         "m = Neg(x) q = Relu(m) w = Neg(q) r = Mul(w, f29) s = Mul(x, f100) t = Mul(s, f29) out = Add(r, t)"),
     "equal integers": (
@@ -123,8 +121,7 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "a row of which only one token knows": (IDS_ROWS, f"{HOT} out = MatMul(h, T)", f"{HOT} out = MatMul(h, U)"),
     "a row that a one-hot vector of integers takes": (
         IDS_ROWS, f"{TAKEN} out = MatMul(h, T)", f"{TAKEN} out = MatMul(h, U)"),
-    "elements of two tables": (
-        IDS_ROWS, f"{ELEMENTS} out = Sub(e, f)", f"{ELEMENTS} out = Sub(f, e)"),
+    "elements of two tables": (IDS_ROWS, f"{ELEMENTS} out = Sub(e, f)", f"{ELEMENTS} out = Sub(f, e)"),
     "an entry of a sequence": (
         ("int64 id", "float[1, 4] out"), "s = SplitToSequence<axis = 0>(T) out = SequenceAt(s, id)",
         "s = SplitToSequence<axis = 0>(U) out = SequenceAt(s, id)"),
@@ -157,8 +154,7 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         "h = HannWindow<output_datatype = 10>(j4) a = Add(x, f100) y = CastLike(a, h) z = Cast<to = 1>(y) "
         "out = Sub(z, f100)"),
     "a slope of one channel": (("float[1, 64] x", "float[1, 64] out"), "out = Relu(x)", "out = PRelu(x, slope)"),
-    "what is not used decides": (
-        SIGNS, f"{ALL} z = Mul(q, f0) out = Add(u, z)", f"{ALL} out = Add(u, q)"),
+    "what is not used decides": (SIGNS, f"{ALL} z = Mul(q, f0) out = Add(u, z)", f"{ALL} out = Add(u, q)"),
     "signs of roots": (
         SIGNS, "out = Identity(u)",
         "s = Mul(x, x) a = Sqrt(s) r = Add(x, a) p = ReduceProd<axes = [1]>(r) out = Add(u, p)"),
@@ -168,13 +164,11 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         f"{PRODUCT.replace('Mul', 'MatMul')} p = Squeeze(q63, j2) out = Add(u, p)"),
     "two flags": (
         (f"{ONE[0]}, bool f, bool g", ONE[1]), "z = Neg(x) out = Where(f, x, z)", "z = Neg(x) out = Where(g, x, z)"),
-    "positions by number": (
-        (f"{TOKENS[0]}, int64[batch, tokens] position_ids", TOKENS[1]),
+    "positions by number": ((f"{TOKENS[0]}, int64[batch, tokens] position_ids", TOKENS[1]),
         "p = Unsqueeze(position_ids, j2) c = Cast<to = 1>(p) d = Sin(c) out = Add(x, d)",
         "s = Shape(position_ids) t = Gather(s, one) r = Range(zero, t, one) p = Unsqueeze(r, i1) c = Cast<to = 1>(p) "
         "d = Sin(c) out = Add(x, d)"),
-    "the mask of a single text": (
-        (f"{PAIR[0]}, int64[2] attention_mask", PAIR[1]),
+    "the mask of a single text": ((f"{PAIR[0]}, int64[2] attention_mask", PAIR[1]),
         "c = Cast<to = 1>(attention_mask) d = Sub(f1, c) m = Mul(d, k10000) y = Sub(x, m) out = Softmax(y)",
         "out = Softmax(x)"),
     "any or all": (
@@ -182,8 +176,7 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "numbers that no id has": (
         MANY_IDS, f"y = Min(ids, j99999) d = Sub(ids, y) m = Mul(d, two) {SCALED}",
         f"y = Min(ids, j99999) m = Sub(ids, y) {SCALED}"),
-    "an expert that is never chosen": (
-        ("float[n, 64] x", "float[n, 64] out"),
+    "an expert that is never chosen": (("float[n, 64] x", "float[n, 64] out"),
         "i = ArgMax<axis = 1>(x) c = Equal(i, experts) w = Cast<to = 1>(c) out = Mul(w, x)",
         "i = ArgMax<axis = 1>(x) c = Equal(i, experts) w = Cast<to = 1>(c) y = Mul(w, x) out = Mul(y, scales)"),
     "a mask that is scaled in steps": (
