@@ -289,7 +289,7 @@ class Field(Exact):
         if (self.mul(root, root) == a).all():
             self.counted(root)  # that of squares is an absolute value, whose sign is a coin
         else:
-            self.coins.append((-1, ()))
+            self.coins.append((-1, np.shape(a)))
         return root
 
     def sign(self, a: Array) -> Array:

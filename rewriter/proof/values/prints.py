@@ -176,9 +176,10 @@ class Signs:
     def _draws(self, name: str, calls: Sequence[tuple[float, tuple[int, ...]]]) -> float:
         """How often an evaluation drew the signs at one place, which may have parameters of its own."""
         axes = self._varying.get(name, [])
-        if len(axes) != len(calls):
+        shapes = [shape for _, shape in calls]
+        if len(axes) != len(calls) or any(k and k[-1] >= len(shape) for k, shape in zip(axes, shapes, strict=True)):
             return 1
-        sizes = (math.prod(shape[k] for k in each) for (_, shape), each in zip(calls, axes, strict=True))
+        sizes = (math.prod(shape[k] for k in each) for shape, each in zip(shapes, axes, strict=True))
         return min(min(count, size) for (count, _), size in zip(calls, sizes, strict=True))
 
     def fewest(self, same: Container[str] = ()) -> float:
