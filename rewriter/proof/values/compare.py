@@ -274,7 +274,7 @@ class Pair:
         if all(each.fewest() >= _COINS for each in self._signs):
             return False
         self._alike = self._alike or EqualTensors(self.a, self.b, self._last)
-        return min(self._signs[0].fewest(self._alike.of_a), self._signs[1].fewest(self._alike.same)) < _COINS
+        return min(self._signs[0].fewest(*self._alike.of_a), self._signs[1].fewest(*self._alike.of_b)) < _COINS
 
     def _takes_more(self, reading: Reading) -> str:
         """Why B takes more tokens than it says; empty where it fails at more."""

@@ -136,6 +136,10 @@ def same_value(field: Field, a: Any, b: Any) -> bool:
     return bool((np.asarray(a) == np.asarray(b)).all())
 
 
+Sign = tuple[str, str | tuple[str, int]]
+"""A node that takes signs; the part of its entries, or one of those that decide together."""
+
+
 class Signs:
     """The signs of data that one model took in all its evaluations, by node: each is a coin in the field."""
 
@@ -182,27 +186,31 @@ class Signs:
         sizes = (math.prod(shape[k] for k in each) for shape, each in zip(shapes, axes, strict=True))
         return min(min(count, size) for (count, _), size in zip(calls, sizes, strict=True))
 
-    def fewest(self, same: Container[str] = ()) -> float:
+    def fewest(self, same: Container[str] = (), equal: Container[str] = ()) -> float:
         """How many signs each result of a decision was drawn with, of the least tried decision; infinite without one.
 
         k signs that decide together have 2^k results. Tensors of `same` are computed by a node that the other model
-        has, too; what that decides matters where the models compute something else from them.
+        has, too; what that decides matters where the models compute something else from them. `equal` ones have values
+        that the other model has, so that what decides all of their entries does as much there.
         """
         # Signs that decide which entries reach a tensor: nodes, with the part of their entries.
-        behind: dict[str, frozenset[tuple[str, str]]] = {}
+        behind: dict[str, frozenset[Sign]] = {}
         least = math.inf
         for node in iter_nodes(self._program.graph.node):
             kind, read = node.op_type, node.input if node.op_type not in ("Shape", "Size") else ()
             given = [behind.get(name, frozenset()) for name in read]
-            signs = max(given, key=len) if kind in _APART else frozenset[tuple[str, str]]().union(*given)
+            signs = max(given, key=len) if kind in _APART else frozenset[Sign]().union(*given)
             known = all(name in same for name in node.output if name)
             several = key_of(node) not in ELEMENTWISE and kind not in MOVES and "Scatter" not in kind  # entries meet
             counted = several and self._data.isdisjoint((*node.output, *node.input))
             if counted or not self._joint.isdisjoint(node.output):  # and decide together
-                signs = frozenset((taken, f"{node.output[0]}/{k}") for taken, _ in signs for k in range(_MANY))
-            elif several and sum(map(bool, given)) < 2:  # or a sum shows each of them
-                least = least if known else min([least, *map(self._count, signs)])
-                signs = frozenset(each for each in signs if each[0] in self._single)
+                signs = frozenset((taken, (node.output[0], k)) for taken, _ in signs for k in range(_MANY))
+            elif several:
+                if sum(map(bool, given)) < 2:  # a sum shows each of them
+                    least = least if known else min([least, *map(self._count, signs)])
+                    signs = frozenset(each for each in signs if each[0] in self._single)
+                if node.output[0] in equal:
+                    signs = frozenset(each for each in signs if not isinstance(each[1], str))
             signs |= {(name, "") for name in node.output if name in self._taken and name not in self._positive}
             if signs and not known:
                 least = min(least, min(map(self._count, signs)) / 2.0 ** (len(signs) - 1))
@@ -210,5 +218,5 @@ class Signs:
                 behind[name] = signs if kind not in _PICKING else frozenset((taken, name) for taken, _ in signs)
         return least
 
-    def _count(self, sign: tuple[str, str]) -> float:
+    def _count(self, sign: Sign) -> float:
         return len(self._primes) if sign[0] in self._constant else self._taken[sign[0]]

@@ -228,8 +228,9 @@ class EqualTensors(Anchors):
     def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
         super().__init__(a, b, runs)
         self.departs()
-        held = {self.b.ids[name] for name in self.same}
-        self.of_a = {name for name, number in self.a.ids.items() if number in held}
+        held = {self.b.ids[name] for name in self.same}, {*self.b.ids.values()}
+        self.of_a = tuple({name for name, number in self.a.ids.items() if number in each} for each in held)
+        self.of_b = self.same, {name for name, number in self.b.ids.items() if number in self._known}
 
     def _anchor(self, name: str) -> str:
         equal = self._by_print.get(self.b.prints[name].exact) if name in self.b.prints else None
