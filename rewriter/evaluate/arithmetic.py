@@ -35,7 +35,8 @@ FARTHEST, UNREACHED = 2.0**59, 1e15
 """Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
 the same where constants are read as the numbers they are rounded from."""
 FAR, MANY, INFINITE = 2**20, 2**10, 2**40
-"""The counts of masking constants in an entry that one below every score masks, and in one that is -infinity."""
+"""The counts of masking constants in an entry that one below every score masks, after scaling at least, and in one that
+is -infinity."""
 
 
 class Unsupported(RewriteError):  # noqa: N818 - says what the graph is
@@ -183,7 +184,7 @@ def _in_parts(compute: _Of) -> _Of:
 
 
 class Exact:
-    """What the fields and expressions compose of their own functions."""
+    """Functions that fields and expressions compose from arithmetic and the exponential."""
 
     @_in_parts
     def power(self: Any, a: Array, exponent: int) -> Any:

@@ -33,14 +33,13 @@ from rewriter.graph.attention import definition
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.fused import FUSED, SATURATING, saturating, with_parts, with_plain_experts
 from rewriter.graph.types import TensorType
-from rewriter.graph.view import LostError, attributes, constant_of, key_of, label, needed, opsets, overridable_in
+from rewriter.graph.view import SIZES, LostError, attributes, constant_of, key_of, label, needed, opsets, overridable_in
 from rewriter.graph.walk import iter_nodes, reads, subgraphs, with_distinct_names
 from rewriter.text import one_line
 
 _OTHER_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """Exceptions raised while evaluating an invalid node."""
-_SHAPES = {"Shape", "Size"}
 _LAID_OUT = PARTS | REARRANGED - CASTS
 _PARTS_OPSET = 13  # nodes that define an operator are of this opset, or a later one
 _SMALL_WEIGHT = 64
@@ -307,7 +306,7 @@ class Evaluator:
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate one node. Raises Unsupported, with the node."""
         names = reads(node)  # of bodies, too
-        decided = node.op_type not in _SHAPES and any(name in self.decided for name in names)
+        decided = node.op_type not in SIZES and any(name in self.decided for name in names)
         call = Call(node, node.op_type, self.program.attributes(node), self, decided)
         try:
             operands = [environment[name] if name else None for name in node.input]
@@ -317,7 +316,7 @@ class Evaluator:
         except _UNFIT as error:
             raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error
         stepped = node.op_type in STEPS or not self.stepped.isdisjoint(names)
-        chosen = node.op_type not in _SHAPES and any(isinstance(x, Value) and x.constant is None for x in operands)
+        chosen = node.op_type not in SIZES and any(isinstance(x, Value) and x.constant is None for x in operands)
         own = self._depth == 0
         if own and all(name in self.fixed for name in names):
             self.fixed |= {*node.output}
@@ -409,9 +408,8 @@ class Evaluator:
             along = not call.decided and made.size > 1  # positions, whose results follow from each other
             found = made if made.dtype == np.bool_ else np.asarray(np.subtract(a, other) > 0)
             most = bool(found.mean() > 0.5) if found.size else False
-            rare = (
-                call.decided and found.size > 0 and (found != most).mean() < _RARE
-            )  # so that some entries were only compared one way
+            # Nearly always the same result: some entries were only compared one way.
+            rare = call.decided and found.size > 0 and (found != most).mean() < _RARE
             results = frozenset({False, True} if along else {most} if rare else np.unique(found).tolist())
             digest, like = hash((turned if order > 0 else apart).tobytes()), order * EQUAL_ARE.get(call.kind, 0)
             name = call.node.output[0] + ", a bound" * place

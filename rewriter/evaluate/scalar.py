@@ -125,10 +125,8 @@ EQUAL_ARE = {"Less": 1, "LessOrEqual": -1, "Greater": -1, "GreaterOrEqual": 1}
 """Whether the first operand, where it is equal to the second, is compared as a larger (1) or smaller (-1) one is."""
 SIGNED = ("Relu", "LeakyRelu", "Abs", "Sign")  # operators that compare their operand with 0
 CHOOSING = (*COMPARISONS, *SIGNED, "Max", "Min", "Clip")  # operators that compare numbers
-OPPOSITE, OF_TWO = (
-    ("Abs", "Sign"),
-    ("Max", "Min", "Relu"),
-)  # their other result is the negative one, or the other of two
+OPPOSITE, OF_TWO = ("Abs", "Sign"), ("Max", "Min", "Relu")
+"""Operators whose other result is the negative one, or the other of two."""
 PIECEWISE = {
     "Div", "Mod", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Floor", "Ceil", "Round",
     "ThresholdedRelu", "HardSigmoid", "HardSwish", "Shrink", "PRelu", "Elu", "Celu", "Selu",

@@ -375,7 +375,7 @@ class Maker:
         # The largest number of tokens; None if unlimited.
         self.longest, self._most = _least(inputs.longest, most), most
         self.seed, self.kinds, self._fixed = seed, dict[Kind, int](), dict(dims or {})
-        self.loose = False  # whether masks, positions and lengths are any valid ones, whatever the sizes
+        self.loose = False  # whether masks, positions and lengths are drawn independently of the sizes
         dims_of = ((spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape))
         self._symbols = [(spec, axis, _terms(spec, dim)) for spec, axis, dim in dims_of if isinstance(dim, str)]
         self._check_dims()

@@ -286,7 +286,7 @@ _WITH_SINK = f"{_WEIGHED}_with_sink"  # and to those with a sink
 def without_bias_rows(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a network of form `whole` whose own heads weigh no bias tokens, and add positions to the scores.
 
-    It computes the same, since the heads give bias tokens no weight, but for a sink, which is joined to the scores
+    It computes the same, since the heads give bias tokens no weight, except a sink, which is joined to the scores
     again. Returns any other model unchanged.
     """
     makers = {name: node for node in model.graph.node for name in node.output}

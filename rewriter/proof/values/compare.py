@@ -738,7 +738,9 @@ def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]
     if rewritten.proto.ir_version < LOOSE_INITIALIZERS <= original.proto.ir_version:
         text = f"IR version is {rewritten.proto.ir_version} instead of {original.proto.ir_version}"
         yield Refusal("", "", "", f"{text}, without defaults of inputs")
-    if _rounds_to_8_bits(rewritten.proto) and not _rounds_to_8_bits(original.proto):
+    models = (each.proto for each in (original, rewritten))
+    before, after = (any(each.name == "accuracy_level" and each.i == 4 for each in _stated(proto)) for proto in models)
+    if after and not before:
         yield Refusal("", "", "", "accuracy_level 4 rounds what packed weights multiply to 8 bits")
     ours, theirs = (_types(each.proto) for each in (original, rewritten))
     if ours and theirs and min(theirs) < min(ours):
@@ -746,15 +748,15 @@ def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]
         yield Refusal("", "", "", f"computes in {kind}, which is narrower than the original's types")
 
 
-def _rounds_to_8_bits(proto: onnx.ModelProto) -> bool:
+def _stated(proto: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    """The attributes of all nodes, those of local functions included."""
     nodes = (node for each in (proto.graph, *proto.functions) for node in iter_nodes(each.node))
-    return any(each.name == "accuracy_level" and each.i == 4 for node in nodes for each in node.attribute)
+    return (attribute for node in nodes for attribute in node.attribute)
 
 
 def _types(proto: onnx.ModelProto) -> set[int]:
-    """The places in `FLOATS` of the types of a model's inputs, constants and casts."""
-    nodes = (node for each in (proto.graph, *proto.functions) for node in iter_nodes(each.node))
-    found = {each.i for node in nodes for each in node.attribute if each.name in _TYPES_TO}
+    """The places in `FLOATS` of the types of a model's inputs, constants and attributes."""
+    found = {each.i for each in _stated(proto) if each.name in _TYPES_TO}
     found |= {each.data_type for each in iter_tensors(proto)}
     found |= {value.type.tensor_type.elem_type for value in proto.graph.input}
     return {place for place, elem_type in enumerate(FLOATS) if elem_type in found}

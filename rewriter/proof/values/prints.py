@@ -16,7 +16,7 @@ from rewriter.evaluate.arithmetic import Field, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
-from rewriter.graph.view import key_of
+from rewriter.graph.view import SIZES, key_of
 from rewriter.graph.walk import iter_nodes
 
 _U64 = np.uint64
@@ -112,7 +112,7 @@ class Fingerprints(Evaluator):
 
 
 def _unvarying(a: Array, p: int) -> Array:
-    """Entries that are the same in all rows, with their column, or in all columns; but for 0."""
+    """Entries except 0 that are the same in all rows, with their column, or in all columns."""
     t = a.reshape(-1, a.shape[-1] if a.ndim else 1)
     columns = np.flatnonzero((t == t[:1]).all(0)) if t.size else np.arange(0)
     rows = t[(t == t[:, :1]).all(1), 0] if t.size and t.shape[1] > 1 else t[:0, :0].reshape(-1)
@@ -137,7 +137,7 @@ def same_value(field: Field, a: Any, b: Any) -> bool:
 
 
 Sign = tuple[str, str | tuple[str, int]]
-"""A node that takes signs; the part of its entries, or one of those that decide together."""
+"""A node that takes signs, and a part of its entries or one of the entries that decide together."""
 
 
 class Signs:
@@ -178,7 +178,7 @@ class Signs:
             run.signed.clear()
 
     def _draws(self, name: str, calls: Sequence[tuple[float, tuple[int, ...]]]) -> float:
-        """How often an evaluation drew the signs at one place, which may have parameters of its own."""
+        """How often an evaluation drew the signs at one place, such as a channel, whose parameters may differ."""
         axes = self._varying.get(name, [])
         shapes = [shape for _, shape in calls]
         if len(axes) != len(calls) or any(k and k[-1] >= len(shape) for k, shape in zip(axes, shapes, strict=True)):
@@ -197,7 +197,7 @@ class Signs:
         behind: dict[str, frozenset[Sign]] = {}
         least = math.inf
         for node in iter_nodes(self._program.graph.node):
-            kind, read = node.op_type, node.input if node.op_type not in ("Shape", "Size") else ()
+            kind, read = node.op_type, node.input if node.op_type not in SIZES else ()
             given = [behind.get(name, frozenset()) for name in read]
             signs = max(given, key=len) if kind in _APART else frozenset[Sign]().union(*given)
             known = all(name in same for name in node.output if name)
