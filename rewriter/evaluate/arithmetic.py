@@ -5,6 +5,7 @@ random oracle: a keyed hash of its operand with those laws of the real function 
 docs/proof.md lists.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -204,6 +205,21 @@ class Exact:
         return self.sub(self.mul(2, self.sigmoid(self.mul(2, a))), 1)
 
 
+@dataclasses.dataclass
+class Noted:
+    """What decides in a node that is evaluated in a field."""
+
+    # Fingerprints of what a sign was taken of, up to a factor, an order and a shape, and with the factor.
+    conditions: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+    # Signs that were taken: how many different ones at once, -1 for a root of others than squares, and of which shape.
+    coins: list[tuple[float, tuple[int, ...]]] = dataclasses.field(default_factory=list)
+    signed: list[Array] = dataclasses.field(default_factory=list)  # of what
+    joint: bool = False  # whether equal entries were combined, such as zeros, so that signs may decide together
+    # How far masked scores are below the first of their row, and whether a score may be larger than the mask.
+    gaps: set[tuple[int, bool]] = dataclasses.field(default_factory=set)
+    near: bool = False  # whether a mask decided that a number may exceed
+
+
 class Field(Exact):
     """Arithmetic modulo a prime, which is 7 modulo 8, on int64 arrays, with oracles under a key."""
 
@@ -222,19 +238,11 @@ class Field(Exact):
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self.farthest = UNREACHED if snaps else FARTHEST
-        # Fingerprints of what a sign was taken of, up to a factor, an order and a shape, and with the factor: a sign is
-        # a coin in the field. Of `settled` ones, masks decide a part; those of `zeroed` are taken for 0.
-        self.conditions: set[tuple[int, int]] = set()
+        self.noted = Noted()  # of the node that is evaluated
+        # A sign is a coin in the field. Of `settled` ones, masks decide a part; those of `zeroed` are taken for 0.
         self.settled: set[int] = set()
         self.zeroed: set[int] = set()
-        # Signs that were taken: how many different ones at once, -1 for a root of others than squares, and of which
-        # shape; where watched, of what.
-        self.coins: list[tuple[float, tuple[int, ...]]] = []
-        self.watched, self.signed = False, list[Array]()
-        self.joint = False  # whether equal entries were combined, such as zeros, so that signs may decide together
-        # How far masked scores are below the first of their row, and whether a score may be larger than the mask.
-        self.gaps: set[tuple[int, bool]] = set()
-        self.near = False  # whether a mask decided that a number may exceed
+        self.watched = False  # whether to note what signs were taken of
         self.snapped: dict[float, str] = {}  # constants, and the numbers that they are rounded from
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
@@ -290,7 +298,7 @@ class Field(Exact):
         if (self.mul(root, root) == a).all():
             self.counted(root)  # that of squares is an absolute value, whose sign is a coin
         else:
-            self.coins.append((-1, np.shape(a)))
+            self.noted.coins.append((-1, np.shape(a)))
         return root
 
     def sign(self, a: Array) -> Array:
@@ -316,13 +324,14 @@ class Field(Exact):
         return -np.sign(more)
 
     def note_near(self, masks: Array) -> None:
-        self.near |= bool(((masks != 0) & (np.abs(masks) < MANY)).any())
+        self.noted.near |= bool(((masks != 0) & (np.abs(masks) < MANY)).any())
 
     def note_masked(self, gaps: Array, masks: Array) -> None:
         """Note how far numbers that weigh nothing are below others, and how many masking constants more they have."""
         for near in (False, True):
             found = distinct(gaps[((masks < MANY) == near) & (masks > 0) & (masks < INFINITE)])
-            self.gaps.update((each, near) for each in found.tolist())
+            self.noted.gaps.update((each, near) for each in found.tolist())
+            self.noted.near |= near and found.size > 0
 
     def _note(self, a: Array) -> None:
         """Note a condition, divided by the sum of its entries: the same for any factor."""
@@ -332,15 +341,15 @@ class Field(Exact):
         shared = entries.size > 1 and scale  # the sign of a single number is the same wherever that is
         self._last = self._print(self.mul(entries, self.inv(scale)) if shared else magnitudes)
         if entries.size:
-            self.conditions.add((self._last, exact))
+            self.noted.conditions.add((self._last, exact))
 
     def counted(self, a: Array) -> Array:
         """The different entries of which signs are taken."""
         entries = distinct(a)
         if entries.size:
-            self.coins.append((entries.size, np.shape(a)))
-        if self.watched and not self.signed:  # later ones may be of bounds that the first one chose
-            self.signed.append(a)
+            self.noted.coins.append((entries.size, np.shape(a)))
+        if self.watched and not self.noted.signed:  # later ones may be of bounds that the first one chose
+            self.noted.signed.append(a)
         return entries
 
     def _print(self, entries: Array) -> int:

@@ -245,6 +245,7 @@ class Evaluator:
         self._depth = 0  # of bodies
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
+        self.ordered: set[str] = set()  # integers that data decides
         self.choices: dict[str, Choice] = {}  # by comparison of integers
         self.fixed: set[str] = set()  # tensors computed from constants alone, the same at every size
         self.stepped: set[str] = set()  # what depends on data that was rounded
@@ -317,6 +318,7 @@ class Evaluator:
             raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error
         stepped = node.op_type in STEPS or not self.stepped.isdisjoint(names)
         chosen = node.op_type not in SIZES and any(isinstance(x, Value) and x.constant is None for x in operands)
+        ordered = chosen or not self.ordered.isdisjoint(names)
         own = self._depth == 0
         if own and all(name in self.fixed for name in names):
             self.fixed |= {*node.output}
@@ -324,6 +326,8 @@ class Evaluator:
             if name:
                 given = self.replaced.get(name, value)
                 environment[name] = np.asarray(given) if isinstance(given, np.generic) else given
+                if ordered and not is_float(environment[name]):
+                    self.ordered.add(name)
                 if decided or (chosen and not is_float(environment[name])):
                     self.decided.add(name)
                 elif own:
@@ -564,13 +568,19 @@ class Evaluator:
         if kind == "GatherBlockQuantized":
             return not call.get("gather_axis", 0) and table.size <= _MAX_UNPACKED
         ends = kind == "GatherND" and not call.get("batch_dims", 0) and operands[1].shape[-1] == 1
-        taking = kind in ("Gather", "GatherElements") and not call.get("axis", 0)
-        if not (ends or taking) or call.node.input[0] in self.decided:
+        own, index = call.node.input[0], call.node.input[-1]
+        taking = kind in ("Gather", "GatherElements") and (not call.get("axis", 0) or index not in self.ordered)
+        if not (ends or taking) or own in self.decided:
             return False
         return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
 
-    def rows(self, call: Call, table: Any, index: Array) -> Value:
-        """Rows of a table that the values of inputs choose; in a field blended."""
+    def rows(self, call: Call, table: Any, index: Array, axis: int = 0) -> Value:
+        """What the values of inputs choose along an axis of a table, such as its rows; in a field blended."""
+        if axis:
+            made = self.rows(call, call.move(table, lambda t: np.moveaxis(t, axis, 0)), index)
+            front = np.arange(index.ndim)
+            moved: Value = call.move(made, lambda t: np.moveaxis(t, front, front + axis % table.ndim))
+            return moved
         whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
         if not isinstance(self.arithmetic, Field):
             taken = call.lift(call.move(table, lambda t: t[index]), scalar=False)

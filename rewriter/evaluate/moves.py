@@ -125,7 +125,7 @@ def _gather(call: Call, x: Any, index: Any) -> Any:
     axis = call.get("axis", 0)
     places = np.arange(x.shape[axis])[plain(index)]  # from the start; an index that is out of range is an error
     if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        return call.evaluator.rows(call, x, places)
+        return call.evaluator.rows(call, x, places, axis)
     return call.move(x, lambda t: np.take(t, places, axis=axis))
 
 
@@ -228,8 +228,9 @@ def _moved(call: Call, *operands: Any) -> Any:
 @operator("GatherElements", moves=True, table=True)
 def _gather_elements(call: Call, x: Any, index: Any) -> Any:
     if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        taken, order = np.unique(np.where(index < 0, index + x.shape[0], index), return_inverse=True)
-        x, index = call.evaluator.rows(call, x, taken), order.reshape(index.shape)
+        axis = call.get("axis", 0)
+        taken, order = np.unique(np.arange(x.shape[axis])[index], return_inverse=True)
+        x, index = call.evaluator.rows(call, x, taken, axis), order.reshape(index.shape)
     return _moved(call, x, index)
 
 

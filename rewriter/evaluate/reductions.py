@@ -68,7 +68,7 @@ def _reduced(call: Call, x: Value, axes: Any = None) -> Any:
         entries = np.sort(np.where(masks_of(rows) > 0, -1 - np.arange(rows.shape[-1]), rows.entries), -1)
         many = max(rows.shape[-1] // 8, 1)  # equal ones, unlike those of the same token twice
         equal = entries == 0 if call.kind == "ReduceProd" else entries[..., many:] == entries[..., :-many]
-        call.f.joint |= bool(equal.any())
+        call.f.noted.joint |= bool(equal.any())
     if call.kind == "ReduceProd":
         one = np.ones(rows.shape[:-1], rows.entries.dtype)
         made = Value(functools.reduce(call.f.mul, np.moveaxis(rows.entries, -1, 0), one), whole=x.whole)
@@ -140,7 +140,7 @@ def _ranks(call: Call, x: Value, size: int, count: int) -> Array:
     """What decides which `count` of `size` entries are taken; of numbers that are often equal it is often the same."""
     order = call.f.order(x.entries)
     if isinstance(call.f, Field) and x.size:  # how often each of them is
-        call.f.coins[-1] = x.size / size * count / size, x.shape
+        call.f.noted.coins[-1] = x.size / size * count / size, x.shape
     return order >> np.uint64(62) if call.rounded else order
 
 

@@ -32,7 +32,7 @@ from rewriter.evaluate.scalar import PIECEWISE
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
-from rewriter.graph.types import FLOATS, elem_name, type_of
+from rewriter.graph.types import FLOATS, TensorType, elem_name, type_of
 from rewriter.graph.view import GraphView, Place, all_views, constant_of
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.inputs.cases import Case, Maker, Setting
@@ -43,12 +43,11 @@ from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import LAST_PLACES, Fold, folded, products
 from rewriter.proof.values.heads import (
-    LIMITED,
-    UNLIMITED,
     Region,
     Regions,
     Replacing,
     distance,
+    distance_up_to,
     linear_leaf,
     proposals,
     small_runs,
@@ -79,6 +78,8 @@ _LOWEST = {False: -(2.0**59), True: -(2.0**98)}
 _TYPES_TO = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision")
 """Attributes that name an element type."""
 _CHANCE = 2.0**-9.3  # of one prime: docs/proof.md derives it
+_LAYERS = ("MatMul", "Gemm", "Conv", "Add", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
+"""Linear layers, which may compute every number of inputs that may be any."""
 _ISOLATED = 2**22  # entries of all tensors up to which differences are isolated, in many evaluations
 
 
@@ -399,7 +400,7 @@ class Pair:
         if same is None:
             return None
         ours, theirs, drawn = same
-        near = next((name for run in ours + theirs for name in run.near), "")
+        near = next((node.output[0] for run in ours + theirs for node, noted in run.noted if noted.near), "")
         if near and reading.low > self._lowest and not self._has_heads(reading):
             found = self._round(replace(reading, low=self._lowest), draws)  # what may be exceeded is a number
             if found is None and len(draws[0]) >= len(self.points):
@@ -468,21 +469,25 @@ class Pair:
         certified = [self._certified(region) for region in found.regions.values()]
         for region, bound in zip(found.regions.values(), (each.bound for each in certified), strict=True):
             if not bound.holds:
-                self._reason, self._about = f"{bound.reason} (the activation {region.output})", region.output
-                if bound.at_least > bound.limit and self._takes_every_number(region.leaves[0]):
-                    self._refuted = region.output
+                known = distance_up_to(self._largest(region), region, bound)
+                refuted = known.at_least > known.limit
+                reason = (known if refuted else bound).reason
+                self._reason, self._about = f"{reason} (the activation {region.output})", region.output
+                self._refuted = region.output if refuted else ""
                 return None
         return tuple(certified)
 
-    def _takes_every_number(self, name: str) -> bool:
-        """Whether a tensor of A is an input, or what a linear layer computes: no function limits it."""
-        linear = False
-        while (node := self.a.makers.get(name)) is not None and (
-            node.op_type in (*MOVES, "Cast") or (node.op_type in UNLIMITED and not linear)
-        ):
-            linear |= node.op_type in UNLIMITED
-            name = next((each for each in node.input if each in self._last[0][0].data), node.input[0])
-        return node is None or (linear and node.op_type not in LIMITED)
+    def _largest(self, region: Region) -> float:
+        """The largest number that a leaf is known to have: any, of inputs and linear layers of them; else at points."""
+        name = leaf = region.leaves[int(linear_leaf(region) == 0)]
+        while (node := self.a.makers.get(name)) is not None and node.op_type in (*MOVES, "Cast", *_LAYERS):
+            data = [each for each in node.input if each in self._last[0][0].data]
+            name = data[0] if len(data) == 1 else ""
+        if is_float(self.points[0].feeds.get(name)):
+            return math.inf
+        reals: Any = Floats(by_kernels=True)
+        runs = [Kept(self.a, reals, each.feeds, printing=False, keep=[leaf]) for each in self.points]
+        return 0.0 if any(in_step(runs)) else max(magnitude(run.values[leaf].entries) for run in runs)
 
     @cached_property
     def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
@@ -718,10 +723,16 @@ def prove(original: LoadedModel, rewritten: LoadedModel, **options: Any) -> Cert
 
 def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:
     """Inputs and outputs of another type, or of a size that is fixed in one model only."""
+
+    def stated(model: LoadedModel, value: onnx.ValueInfoProto) -> TensorType:
+        """The declared type, or the inferred one of an output without."""
+        declared = type_of(value.type)
+        return declared if declared.elem_type else all_views(model.proto)[0].type_of(value.name)
+
     for what in ("input", "output"):
-        theirs = {value.name: type_of(value.type) for value in getattr(rewritten.proto.graph, what)}
+        theirs = {value.name: stated(rewritten, value) for value in getattr(rewritten.proto.graph, what)}
         for value in getattr(original.proto.graph, what):
-            ours, other = type_of(value.type), theirs.get(value.name)
+            ours, other = stated(original, value), theirs.get(value.name)
             if other is None or not ours.elem_type or not other.elem_type:
                 continue
             # Some exporters write -1 or 0 for a dynamic dimension; of an unknown rank any axis is.

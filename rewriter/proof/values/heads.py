@@ -57,10 +57,6 @@ _ROOM = 1.02  # a claim is held to this many times its limit: it is itself a bou
 _EXACT = 1e-15  # what a claim of 0 allows
 _FAR = fmpq(2) ** 60
 _LEAST_MASK = -200  # what a masked score is at least below the others: exp(-200) is 1e-87
-UNLIMITED = ("MatMul", "Gemm", "Conv", "Add", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
-"""Linear layers, which may compute every number."""
-LIMITED = ("Softmax", "Sigmoid", "Tanh", "HardSigmoid", "Clip", "Relu", "Softsign", "Sin", "Cos", "Erf")
-"""Functions that do not, of which linear layers may not, either."""
 _LINEAR = ("Cast", "Identity", "Add")
 _AFFINE = ("Mul", "Div", "Neg", "Cast", "Identity", "Add", "Sub")
 _MEETING = {"Softmax", "QuantizeLinear", "LayerNormalization", "BatchNormalization", "Einsum"} | MOVES - SAME_NUMBERS
@@ -117,9 +113,9 @@ class Regions:
         """
         allowed = {name: {b.field.rational(gap) for gap in gaps} for name, gaps in self.masks.items()}
         for run, other, inside in ((b, a, self.masks.keys()), (a, b, set[str]())):
-            known = {residue for gaps in other.gaps.values() for residue, _ in gaps}
-            for name, gaps in run.gaps.items():
-                apart = {gap for gap, near in gaps if near or name in inside} - known
+            known = {residue for _, noted in other.noted for residue, _ in noted.gaps}
+            for name, noted in ((node.output[0], noted) for node, noted in run.noted):
+                apart = {gap for gap, near in noted.gaps if near or name in inside} - known
                 if apart - allowed.get(name, set()) and not (run is a and name in self.cones):
                     yield name
 
@@ -135,11 +131,6 @@ class Replacing(Kept):
         self.regions = dict(regions or {})  # by output
         leaves = {name for each in self.regions.values() for name in each.leaves}
         super().__init__(program, field, feeds, keep=None if whole else leaves, **options)
-        self._noted: dict[
-            tuple[str, ...], set[tuple[int, int]]
-        ] = {}  # conditions, by the outputs of the node that has them
-        self.gaps: dict[str, set[tuple[int, bool]]] = {}  # as `Field.gaps`, by first output of the node
-        self.near: list[str] = []  # outputs of nodes where a mask decides that a number may exceed
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region. Raises Unsupported where F_A is not what A computes."""
@@ -149,24 +140,9 @@ class Replacing(Kept):
             environment[name] = _replaced(self.field, self.regions[name], around, environment[name])
         super().computed(node, name, environment)
 
-    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        f = self.field
-        before, f.conditions, f.gaps = (f.conditions, f.gaps), set(), set()
-        super().node(node, environment)
-        if f.conditions:
-            self._noted.setdefault((*node.output,), set()).update(f.conditions)
-        if f.near or any(near for _, near in f.gaps):
-            self.near.append(node.output[0])
-        f.near = False
-        if f.gaps:
-            self.gaps.setdefault(node.output[0], set()).update(f.gaps)
-        f.conditions, f.gaps = before
-
     def conditions(self, inside: AbstractSet[str]) -> set[tuple[int, int]]:
         """The conditions of all nodes but those inside of heads, which have them in other rows too."""
-        return set[tuple[int, int]]().union(
-            *(each for outputs, each in self._noted.items() if inside.isdisjoint(outputs))
-        )
+        return {each for node, noted in self.noted if inside.isdisjoint(node.output) for each in noted.conditions}
 
 
 def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
@@ -217,7 +193,7 @@ def proposals(
                     reader.run()
                     found.add(reader, other)
                     missing.difference_update(reader.values)
-                    decided |= any(count == 1 for calls in reader.signs.values() for count, _ in calls)
+                    decided |= any(count == 1 for _, noted in reader.noted for count, _ in noted.coins)
             if not missing or (number and not decided):
                 break
     finally:
@@ -579,6 +555,12 @@ def distance(region: Region, claim: Claimed | None, limit: float, elem_types: Se
         ceilings = (CEILINGS.get(each, 0.0) for each in elem_types[:2])
         limit, domains = min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, (claim.domain,)
     return _distance(region, limit, domains, TOPS[elem_types[1]])
+
+
+def distance_up_to(largest: float, region: Region, found: Bound) -> Bound:
+    """As `found`, which `distance` gave, for numbers of at most that size."""
+    domain = min(largest, np.inf if found.domain is None else found.domain)
+    return found if domain == np.inf else _distance(region, found.limit, (domain,), ex.rational(domain))
 
 
 def _distance(region: Region, limit: float, domains: Sequence[float | None], top: fmpq) -> Bound:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Value, content, is_float
+from rewriter.evaluate.arithmetic import Field, Noted, Value, content, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
@@ -61,21 +61,19 @@ class Fingerprints(Evaluator):
         self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.signs: dict[str, Sequence[tuple[float, tuple[int, ...]]]] = {}  # by output of a node, `Field.coins`
-        self.joint: set[str] = set()  # outputs of nodes that combine equal entries, so that signs may decide together
-        self.signed: dict[str, Array] = {}  # where the field is watched, of what that may be constant
+        self.noted: list[tuple[onnx.NodeProto, Noted]] = []
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        self.field.coins, self.field.signed, self.field.joint = [], [], False
+        self.field.noted = noted = Noted()
         super().node(node, environment)
-        name = next(filter(None, node.output), None)
-        if self.field.joint:
-            self.joint.update(node.output)
-        if self.field.coins and name:
-            self.signs[name] = self.field.coins
-            constant = [_unvarying(each, self.field.p) for each in self.field.signed]
-            self.signed |= {name: np.concatenate(constant)} if constant else {}
-        self.field.coins, self.field.signed, self.field.joint = [], [], False
+        if noted != Noted():
+            noted.signed = [_unvarying(each, self.field.p) for each in noted.signed]  # what may be constant
+            self.noted.append((node, noted))
+
+    @property
+    def signs(self) -> dict[str, Noted]:
+        """By output of a node, the signs that it took; of a loop, those of the last round."""
+        return {next(filter(None, node.output)): noted for node, noted in self.noted if noted.coins}
 
     def record(self, name: str, value: Any) -> None:
         super().record(name, value)
@@ -156,26 +154,29 @@ class Signs:
 
     def add(self, runs: Sequence[Fingerprints]) -> None:
         """Count the signs of some evaluations."""
-        p = runs[0].field.p
-        alike = [run for run in runs if run.field.p == p]  # with other keys, so that only constants are the same
-        for name in alike[0].signs.keys() - self._varying.keys():
-            shapes = zip(*([shape for _, shape in run.signs.get(name, ())] for run in alike), strict=False)
+        p, signs = runs[0].field.p, [run.signs for run in runs]
+        alike = [each for each, run in zip(signs, runs, strict=True) if run.field.p == p]  # with other keys
+        for name in alike[0].keys() - self._varying.keys():
+            coins = [each[name].coins if name in each else () for each in alike]
+            shapes = zip(*([shape for _, shape in each] for each in coins), strict=False)
             self._varying[name] = [
                 [axis for axis, sizes in enumerate(zip(*each, strict=False)) if len(set(sizes)) > 1] for each in shapes
             ]
-        for name in alike[0].signed.keys() if len(alike) > 1 else ():
-            taken = [run.signed[name] for run in alike if name in run.signed]
-            if len(taken) == len(alike) and reduce(np.intersect1d, taken).size:
+        for name in alike[0] if len(alike) > 1 else ():
+            taken = [np.concatenate([np.arange(0), *each[name].signed]) for each in alike if name in each]
+            if len(taken) == len(alike) and reduce(np.intersect1d, taken).size:  # what is the same is constant
                 self._constant.add(name)
-        self._primes |= {run.field.p for run in runs}
-        for run in runs:
-            for name, calls in run.signs.items():
-                self._taken[name] += self._draws(name, calls)
-            self._positive |= {name for name, calls in run.signs.items() if min(calls)[0] < 0}
-            self._single |= {name for name, calls in run.signs.items() if min(calls)[0] == 1}
+        for run, taken_there in zip(runs, signs, strict=True):
+            for name, noted in taken_there.items():
+                self._taken[name] += self._draws(name, noted.coins)
+                least = min(noted.coins)[0]
+                if least < 0:
+                    self._positive.add(name)
+                if least == 1:
+                    self._single.add(name)
+            self._primes.add(run.field.p)
             self._data.update(run.data)
-            self._joint |= run.joint
-            run.signed.clear()
+            self._joint.update(name for node, noted in run.noted if noted.joint for name in node.output)
 
     def _draws(self, name: str, calls: Sequence[tuple[float, tuple[int, ...]]]) -> float:
         """How often an evaluation drew the signs at one place, such as a channel, whose parameters may differ."""

@@ -32,6 +32,7 @@ NUMBERS: dict[str, Any] = {
     "T": TABLE, "U": OTHER, "f64": 64.0, "f105": 1.05, "last": np.arange(65) == 64,
     "slope": (np.arange(64) == 5) * 0.3, "k10000": 10000.0, "scales": 1 + (np.arange(64) == 17) * 0.2,
     "f1e18": [0.0, -1e18], "tiny6": 1e-6, "f005": 0.05,
+    "TT": TABLE.T, "UT": OTHER.T, "C": np.ones(4), "M": np.eye(4) + 0.1,
 }  # fmt: skip
 INTEGERS = {
     "i0": [0], "i1": [1], "i2": 2, "j2": [2], "i4": [4], "i100": [100], "im1": [-1], "L": [88888, 55555],
@@ -50,6 +51,7 @@ HOT = "u = Unsqueeze(ids, i1) c = Equal(u, all) h = Cast<to = 1>(c)"
 TAKEN = "o = OneHot(ids, i300, j01) h = Cast<to = 1>(o)"
 ELEMENTS = """u = Unsqueeze(ids, i1) w = Expand(u, i14)
     e = GatherElements<axis = 0>(T, w) f = GatherElements<axis = 0>(U, w)"""
+COLUMNS = "c = Gather<axis = 1>(TT, ids) d = Gather<axis = -1>(UT, ids)"
 TWO, MORE = ("float[n] x, float[n] u", "float[n] out"), "(i, f0) v = Mul(u, f105) out = Where(c, u, v)"
 ALL = "c = Greater(x, f0) i = Cast<to = 6>(c) p = ReduceMin<axes = [1]>(i) q = Cast<to = 1>(p)"
 MANY_IDS = f"{TOKENS[0]}, int64[batch, tokens] ids", TOKENS[1]
@@ -187,6 +189,13 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "every 64th token": (
         TOKENS, "y = Slice(x, i0, far64, i1, i64s) out = ReduceMean<axes = [1]>(y)",
         "y = Slice(x, i0, far64, i1, i64s) out = Slice(y, i0, i1, i1)"),
+    "columns of two tables": (
+        ("int64[n] ids", "float[4, n] out"), f"{COLUMNS} out = Sub(c, d)", f"{COLUMNS} out = Sub(d, c)"),
+    "an entry that ids take": (("float[b, 64] x, int64[b, k] ids", "float[b, k] out"),
+        "out = GatherElements<axis = 1>(x, ids)", "y = Mul(x, scales) out = GatherElements<axis = 1>(y, ids)"),
+    "one query, of many keys": (("float[1, 1, 4] q, float[1, 9, 4] k", "float[1, 1, 4] out"),
+        "out = com.microsoft.MultiHeadAttention<num_heads = 2, unidirectional = 1>(q, k, k)",
+        "first = Slice(k, i0, i1, i1) out = com.microsoft.MultiHeadAttention<num_heads = 2>(q, first, first)"),
     "float16 in a function": (ONE, "out = Identity(x)", "out = own.Narrow(x)"),
 }  # fmt: skip
 TRIED = {"a branch that cuts", "the size of a part", "every 64th token"}  # with fewer than 100 tokens they are the same
@@ -240,3 +249,18 @@ def test_operands_in_the_other_order() -> None:
     for first, second in pairs:
         a, b = (attack(ONE, f"i = Cast<to = 6>(x) c = {each} out = Where(c, x, f1)") for each in (first, second))
         assert certify(a, b).certificate.certified
+
+
+@pytest.mark.parametrize(("where", "refuted"), [("n", False), ("x", True)])
+def test_a_number_that_a_norm_does_not_reach_refutes_nothing(where: str, refuted: bool) -> None:
+    ends = "float[n, 4] x", "float[n, 4] out"
+    body = f"n = LayerNormalization(x, C) y = MatMul({where}, M) {{}} out = MatMul(h, M)"
+    bodies = (f"{z} s = Sigmoid(z) h = Mul(z, s)" for z in ("z = Identity(y)", "z = Min(y, k10000)"))
+    found = certify(*(attack(ends, body.format(each)) for each in bodies)).certificate
+    assert (found.certified, any(each.refuted for each in found.refusals)) == (False, refuted)
+
+
+def test_a_type_that_is_not_declared() -> None:
+    a, b = (attack(ONE, body) for body in ("out = Relu(x)", "y = Relu(x) out = Cast<to = 11>(y)"))
+    b.graph.output[0].ClearField("type")
+    assert "'out' is double[n] instead of float32[n]" in certify(a, b).certificate.refusals[0].reason
