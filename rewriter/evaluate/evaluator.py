@@ -369,14 +369,11 @@ class Evaluator:
             made = self._plain(call, operands)
             if kind == "OneHot" and node.input[0] in self.decided:  # integers, with which rows may be chosen
                 index, depth, values = operands
-                self._note_choices(call, [index[..., None], np.arange(int(depth.item()))], made)
+                self._compared(call, [index[..., None], np.arange(int(depth.item()))], made)
                 return values.sum() - made if node.output[0] in self.turned else made
             asked = kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
             if (asked or kind in (CHOOSING if call.decided else COMPARISONS)) and not self.fixed.issuperset(node.input):
-                made = tuple_of(made)[0]
-                self._note_choices(call, operands, made)
-                if node.output[0] in self.turned or f"{node.output[0]}, a bound" in self.turned:
-                    made = self._turned(call, operands, made)
+                return self._compared(call, operands, tuple_of(made)[0])
             return made
         if found is None:
             return self._opaque(call, operands)
@@ -395,63 +392,59 @@ class Evaluator:
             raise Unsupported(f"data decides {call.kind}")
         return tuple_of(found(call, *operands))
 
-    def _note_choices(self, call: Call, operands: Sequence[Any], made: Array) -> None:
-        """Note which integers an operator compares, its first operand and others, attributes or 0, and the results."""
-        first, *others = (each for each in operands if each is not None)
-        if call.kind == "Clip":
-            others += [np.asarray(call.get(name)) for name in ("min", "max") if name in call.attributes]
-        elif call.kind in (*SIGNED, *CASTS):
-            others = [np.zeros(())]
-        for place, other in enumerate(others):
-            a, first = first, np.maximum(first, other)  # which the upper bound of a Clip is compared with
-            if not call.decided and ((a < 0).all() or (other < 0).all()):
-                continue  # no size is negative
-            apart = np.unique(np.subtract(a, other, dtype=np.float64))
-            turned = -apart[::-1]
-            order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
-            along = not call.decided and made.size > 1  # positions, whose results follow from each other
-            found = made if made.dtype == np.bool_ else np.asarray(np.subtract(a, other) > 0)
-            most = bool(found.mean() > 0.5) if found.size else False
-            # Nearly always the same result: some entries were only compared one way.
-            rare = call.decided and found.size > 0 and (found != most).mean() < _RARE
-            results = frozenset({False, True} if along else {most} if rare else np.unique(found).tolist())
-            digest, like = hash((turned if order > 0 else apart).tobytes()), order * EQUAL_ARE.get(call.kind, 0)
-            name = call.node.output[0] + ", a bound" * place
-            met = 0 in apart and (not call.decided or self._each_met(call, a, other))
-            choice, before = Choice(digest, like, met, results, call.decided), self.choices.get(name)
-            if before is not None:  # in another round of a loop
-                joint = hash((before.apart, digest)), like, before.met or choice.met, before.results | results
-                choice = Choice(*joint, call.decided)
-            self.choices[name] = choice
+    def _compared(self, call: Call, operands: Sequence[Any], made: Array) -> Array:
+        """What an operator makes that compares integers: its first operand with each other one, a bound, or 0."""
+        name, (first, *others) = call.node.output[0], operands
+        kinds = ("Max", "Min") if call.kind == "Clip" else [call.kind] * len(operands)
+        if call.kind in (*SIGNED, *CASTS):
+            others = [0]
+        elif call.kind == "Clip" and not others:
+            others = [call.get("min"), call.get("max")]
+        pairs = [(kind, np.asarray(each)) for kind, each in zip(kinds, others, strict=False) if each is not None]
+        for kind, other in pairs:
+            if len(pairs) > 1:
+                made = (np.maximum if kind == "Max" else np.minimum)(first, other).astype(made.dtype)
+            self._note_choice(call, name, first, other, made, EQUAL_ARE.get(kind, 0))
+            if name in self.turned:
+                made = self._turned(kind, first, other, made)
+            first, name = made, f"{name}, a bound"
+        return made
 
-    def _turned(self, call: Call, operands: Sequence[Any], made: Array) -> Array:
-        """Another result of an operator that compares integers: of each entry, or at random by difference."""
-        first, *others = operands
-        name, bounds = call.node.output[0], [each for each in others if each is not None]
-        if call.kind == "Clip":
-            named = (np.asarray(call.get(each)) if each in call.attributes else None for each in ("min", "max"))
-            stated = others or [*named]
-            made = first
-            for bound, extreme in zip(stated, (np.maximum, np.minimum), strict=False):
-                if bound is not None:
-                    apart, kept = np.subtract(made, bound), extreme(made, bound)
-                    made = self._other(made + bound - kept, kept, apart) if name in self.turned else kept
-                    name = call.node.output[0] + ", a bound"
-            return made
+    def _note_choice(self, call: Call, name: str, a: Array, b: Array, made: Array, equal: int) -> None:
+        """Note which integers were compared, and the results; for `equal`, see `EQUAL_ARE`."""
+        if not call.decided and ((a < 0).all() or (b < 0).all()):
+            return  # no size is negative
+        apart = np.unique(np.subtract(a, b, dtype=np.float64))
+        turned = -apart[::-1]
+        order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
+        along = not call.decided and made.size > 1  # positions, whose results follow from each other
+        found = made if made.dtype == np.bool_ else np.asarray(np.subtract(a, b) > 0)
+        most = bool(found.mean() > 0.5) if found.size else False
+        # Nearly always the same result: some entries were only compared one way.
+        rare = call.decided and found.size > 0 and (found != most).mean() < _RARE
+        results = frozenset({False, True} if along else {most} if rare else np.unique(found).tolist())
+        digest, like = hash((turned if order > 0 else apart).tobytes()), order * equal
+        met = 0 in apart and (not call.decided or self._each_met(call, a, b))
+        choice, before = Choice(digest, like, met, results, call.decided), self.choices.get(name)
+        if before is not None:  # in another round of a loop
+            joint = hash((before.apart, digest)), like, before.met or choice.met, before.results | results
+            choice = Choice(*joint, call.decided)
+        self.choices[name] = choice
+
+    def _turned(self, kind: str, a: Array, b: Array, made: Array) -> Array:
+        """The other result of a comparison: of each entry, or at random by difference."""
         if made.dtype == np.bool_:
-            return self._other(~made, made, np.subtract(first, bounds[0] if bounds else 0, dtype=np.float64))
-        if call.kind in OPPOSITE:
-            return self._other(-made, made, first)
-        if call.kind not in OF_TWO or len(bounds) > 1:
+            other = ~made
+        elif kind in OPPOSITE:
+            other = -made
+        elif kind in OF_TWO:
+            other = a + b - made
+        else:
             return made
-        bound = bounds[0] if bounds else 0  # the result is one of two
-        return self._other(first + bound - made, made, np.subtract(first, bound))
-
-    def _other(self, other: Array, made: Array, apart: Array) -> Array:
-        if not (self._mixed and isinstance(self.arithmetic, Field)):
-            return other.astype(made.dtype)
-        turned = self.arithmetic.hash64("turned", np.abs(apart).astype(np.int64)) % np.uint64(2) == 1
-        return np.where(turned, other, made).astype(made.dtype)
+        if self._mixed and isinstance(self.arithmetic, Field):
+            apart = np.abs(np.subtract(a, b, dtype=np.float64)).astype(np.int64)
+            other = np.where(self.arithmetic.hash64("turned", apart) % np.uint64(2) == 1, other, made)
+        return other.astype(made.dtype)
 
     def _each_met(self, call: Call, a: Array, b: Array) -> bool:
         """Whether each number that integers of inputs are compared with, such as the ids of one-hot rows, was one."""
