@@ -487,7 +487,8 @@ class Pair:
             return math.inf
         reals: Any = Floats(by_kernels=True)
         runs = [Kept(self.a, reals, each.feeds, printing=False, keep=[leaf]) for each in self.points]
-        return 0.0 if any(in_step(runs)) else max(magnitude(run.values[leaf].entries) for run in runs)
+        found = [] if any(in_step(runs)) else [run.values[leaf] for run in runs if leaf in run.values]
+        return max((magnitude(each.entries) for each in found), default=0.0)
 
     @cached_property
     def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
