@@ -123,18 +123,21 @@ def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any =
 @operator("Gather", moves=True, table=True)
 def _gather(call: Call, x: Any, index: Any) -> Any:
     axis = call.get("axis", 0)
-    places = np.arange(x.shape[axis])[plain(index)]  # from the start; an index that is out of range is an error
-    if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        return call.evaluator.rows(call, x, places)
+    x, places = _rows_taken(call, x, np.arange(x.shape[axis])[plain(index)])  # an index out of range is an error
     return call.move(x, lambda t: np.take(t, places, axis=axis))
 
 
-@operator("GatherND", moves=True, table=True)
-def _gather_nd(call: Call, x: Any, index: Any) -> Any:
-    index = plain(index)
-    if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        return call.evaluator.rows(call, x, np.arange(x.shape[0])[index[..., 0]])
-    return _moved(call, x, index)
+@operator("GatherND", "GatherElements", moves=True, table=True)
+def _gather_entries(call: Call, x: Any, index: Any) -> Any:
+    return _moved(call, *_rows_taken(call, x, plain(index)))
+
+
+def _rows_taken(call: Call, table: Any, index: Array) -> tuple[Any, Array]:
+    """The rows of a table that values of inputs choose, and the places of those; by default both operands."""
+    if not call.decided or not call.evaluator.takes_rows(call, [table, index]):
+        return table, index
+    taken, places = np.unique(np.arange(table.shape[0])[index], return_inverse=True)
+    return call.evaluator.rows(call, table, taken), places.reshape(index.shape)
 
 
 @operator("Split", moves=True, table=True)
@@ -223,14 +226,6 @@ def _moved(call: Call, *operands: Any) -> Any:
     counted = np.split(np.arange(1.0, ends[-1] + 1), ends[:-1])
     numbers = kernel(*(part.reshape(each.shape) for part, each in zip(counted, data, strict=True))).astype(int)
     return _moved_together(call, numbered, np.asarray(call.get("value", 0)), *data, scalar=False)
-
-
-@operator("GatherElements", moves=True, table=True)
-def _gather_elements(call: Call, x: Any, index: Any) -> Any:
-    if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        taken, order = np.unique(np.where(index < 0, index + x.shape[0], index), return_inverse=True)
-        x, index = call.evaluator.rows(call, x, taken), order.reshape(index.shape)
-    return _moved(call, x, index)
 
 
 # -- types
