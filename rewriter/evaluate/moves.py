@@ -55,13 +55,8 @@ _LARGEST = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 # -- shapes
 
 
-@operator("Identity", moves=True, elementwise=True)
-def _identity(call: Call, x: Any) -> Any:
-    return x
-
-
-@operator("Dropout", moves=True, elementwise=True)
-def _dropout(call: Call, x: Any, ratio: Any = None, training: Any = None) -> Any:
+@operator("Identity", "Dropout", moves=True, elementwise=True)
+def _same(call: Call, x: Any, ratio: Any = None, training: Any = None) -> Any:
     if training is not None and plain(training).any():
         raise Unsupported("dropout in training")
     if not any(call.node.output[1:]):
@@ -282,15 +277,12 @@ def _sequence_at(call: Call, sequence: list[Any], position: Any) -> Any:
 
 @operator("SplitToSequence", moves=True)
 def _split_to_sequence(call: Call, x: Any, split: Any = None) -> Any:
-    axis = call.get("axis", 0)
-    size = x.shape[axis]
-    if split is None:
-        ones = parts(call, x, [1] * size, axis)
-        return ones if call.get("keepdims", 1) else [call.move(each, lambda t: np.squeeze(t, axis)) for each in ones]
-    sizes = integers(split)
+    axis, sizes = call.get("axis", 0), [1] if split is None else integers(split)
     if not np.ndim(split):
-        sizes = [min(sizes[0], size - start) for start in range(0, size, sizes[0])]
-    return parts(call, x, sizes, axis)
+        sizes = [min(sizes[0], x.shape[axis] - start) for start in range(0, x.shape[axis], sizes[0])]
+    made = parts(call, x, sizes, axis)
+    apart = split is None and not call.get("keepdims", 1)
+    return [call.move(each, lambda t: np.squeeze(t, axis)) for each in made] if apart else made
 
 
 @operator("ConcatFromSequence", moves=True)
