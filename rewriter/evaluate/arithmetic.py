@@ -271,19 +271,16 @@ class Field(Exact):
 
     @_in_parts
     def inv(self, a: Array) -> Array:
-        """1 / a, and an unknown number for 0. That of two numbers follows from that of their product."""
+        """1 / a, and an unknown number for 0."""
         a = np.asarray(a, np.int64)
-        left, halves = np.where(a == 0, 1, a).reshape(-1), list[tuple[Array, Array]]()
-        while left.size > _FEW:
-            if left.size % 2:
-                left = np.append(left, 1)
-            halves.append((left[: left.size // 2], left[left.size // 2 :]))
-            left = self.mul(*halves[-1])
-        found = np.array([pow(each, -1, self.p) for each in left.tolist()], np.int64)
-        for one, other in reversed(halves):
-            inverse = found[: one.size]
-            found = np.concatenate([self.mul(inverse, other), self.mul(inverse, one)])
-        return np.where(a == 0, self._infinity, found[: a.size].reshape(a.shape))
+        return np.where(a == 0, self._infinity, self._inverses(np.where(a == 0, 1, a).reshape(-1)).reshape(a.shape))
+
+    def _inverses(self, a: Array) -> Array:
+        """Those of two numbers follow from that of their product."""
+        if a.size <= _FEW:
+            return np.array([pow(each, -1, self.p) for each in a.tolist()], np.int64)
+        pairs = np.append(a, np.ones(a.size % 2, np.int64)).reshape(2, -1)
+        return self.mul(self._inverses(self.mul(*pairs)), pairs[::-1]).reshape(-1)[: a.size]
 
     def sqrt(self, a: Array) -> Array:
         root = self.power(np.asarray(a, np.int64), (self.p + 1) // 4)

@@ -100,10 +100,8 @@ class Constants:
         if known is None:
             try:
                 known = self._computed(tensor, depth, wide=wide)
-            except LostError as lost:
-                known = lost
-            except RuntimeError as error:  # unknown sizes are not integers
-                known = LostError(str(error), tensor)
+            except (LostError, RuntimeError) as error:  # the latter of unknown sizes, which are not integers
+                known = error if isinstance(error, LostError) else LostError(str(error), tensor)
             if isinstance(known, LostError) or known.size <= _MAX_KEPT:
                 self._kept[tensor, wide] = known
         if isinstance(known, LostError):
@@ -113,16 +111,14 @@ class Constants:
     def _computed(self, tensor: str, depth: int, *, wide: bool) -> AnyArray:
         if tensor in self._view.overridable:
             raise LostError("a caller may override it", tensor)
-        if tensor in self._view.initializers:
-            return self._read(self._view.initializers[tensor])
         node = self._view.made_by(tensor)
+        held = self._view.initializers.get(tensor) if node is None else constant_of(node)
+        if held is not None:
+            return self._read(held)
         if node is None or depth > _MAX_DEPTH:
             raise LostError("it is not constant", tensor)
         if not self._view.is_onnx(node):
             raise LostError("it is computed by an unknown operator", label(node))
-        constant = constant_of(node)
-        if constant is not None:
-            return self._read(constant)
         if node.op_type == "Shape":
             return self._shape(node)
         if node.op_type not in (*COMPUTED, "ConstantOfShape", "Expand"):
@@ -130,7 +126,10 @@ class Constants:
         names = node.input[:1] if node.op_type in CASTS else node.input  # another operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
         if node.op_type in ("ConstantOfShape", "Expand", "Transpose"):  # a view of a weight, which onnx would copy
-            return self._laid_out(node, [*operands.values()])
+            made = np.asarray(outputs(node, [*operands.values()])[0])
+            if made.size > _MAX_COMPUTED:
+                raise LostError("it is larger than any weight", label(node))
+            return made
         if node.op_type in CASTS:
             return self._cast(node, next(iter(operands.values())), wide=wide)
         if wide and key_of(node) in ELEMENTWISE and all(each.dtype.kind == "f" for each in operands.values()):
@@ -140,12 +139,6 @@ class Constants:
             opset = max(opset, 19)  # onnx's evaluator lacks the earlier versions, which computed the same
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
-
-    def _laid_out(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
-        made = np.asarray(outputs(node, operands)[0])
-        if made.size > _MAX_COMPUTED:
-            raise LostError("it is larger than any weight", label(node))
-        return made
 
     def _cast(self, node: onnx.NodeProto, value: AnyArray, *, wide: bool) -> AnyArray:
         kind = integer_of(node, "to", None) or self._view.type_of(node.input[1]).elem_type

@@ -224,11 +224,9 @@ def _stub(tensor: onnx.TensorProto, *, bare: bool = False) -> onnx.TensorProto:
 def _without_large_constants(node: onnx.NodeProto) -> onnx.NodeProto:
     if node.op_type != "Constant" or node.ByteSize() < 8 * _INLINE_LIMIT:
         return node
-    small = onnx.NodeProto(op_type="Constant", domain=node.domain, name=node.name, output=node.output)
-    small.attribute.extend(
-        onnx.helper.make_attribute("value", _stub(each.t)) if each.name == "value" else each for each in node.attribute
-    )
-    return small
+    value = onnx.helper.make_attribute
+    given = (value("value", _stub(each.t)) if each.name == "value" else each for each in node.attribute)
+    return onnx.NodeProto(op_type="Constant", domain=node.domain, name=node.name, output=node.output, attribute=given)
 
 
 def type_of(kind: onnx.TypeProto) -> TensorType:

@@ -264,15 +264,10 @@ def listing(expression: Expression) -> list[str]:
     names: dict[Expression, str] = {}
     lines: list[str] = []
     for part in ordered(expression):
-        if part.constant:
-            names[part] = str(part.value)
-        elif part.operator == "variable":
-            names[part] = "y"
-        elif part.operator == "leaf":
-            names[part] = f"x{part.value}"
-        else:
-            names[part] = f"t{len(lines)}"
-            lines.append(f"t{len(lines)} = {part.operator}({', '.join(names[each] for each in part.operands)})")
+        atoms = {"constant": str(part.value), "variable": "y", "leaf": f"x{part.value}"}
+        names[part] = atoms.get(part.operator, f"t{len(lines)}")
+        if part.operator not in atoms:
+            lines.append(f"{names[part]} = {part.operator}({', '.join(names[each] for each in part.operands)})")
     return lines or [names[expression]]
 
 
