@@ -175,18 +175,14 @@ def softmax(logits: Sequence[Expression]) -> list[Expression]:
 
 def ordered(*roots: Expression) -> list[Expression]:
     """Every part of the expressions once, operands before what they are used in."""
-    found: list[Expression] = []
-    seen: set[Expression] = set()
-    stack: list[tuple[Expression, bool]] = [(root, False) for root in reversed(roots)]
+    found, stack = dict[Expression, None](), [*reversed(roots)]
     while stack:
-        part, done = stack.pop()
-        if done:
-            found.append(part)
-        elif part not in seen:
-            seen.add(part)
-            stack.append((part, True))
-            stack.extend((operand, False) for operand in reversed(part.operands) if operand not in seen)
-    return found
+        missing = [operand for operand in reversed(stack[-1].operands) if operand not in found]
+        if missing:
+            stack += missing
+        else:
+            found[stack.pop()] = None
+    return list(found)
 
 
 BUILDERS: Mapping[str, Callable[..., Expression]] = {"+": add, "*": mul, "/": div, "where": where}
