@@ -548,7 +548,10 @@ def multiply(products: "Iterable[tuple[Arithmetic, Any, Any]]") -> None:
 
 def _weighted(operands: Sequence[tuple[Field, Array]], weight: Array) -> list[Array]:
     """Entries [..., N, K] in several fields @ a weight [..., K, M], of which a part is read at a time."""
-    (*lead, terms, count), scale = weight.shape, _scale(weight)
+    *lead, terms, count = weight.shape
+    top = max(ends(weight), key=abs) if is_float(weight) else np.inf
+    # Times 2^scale, entries of 24 bits are integers up to 2^51; integers, infinities and NaN have no scale.
+    scale = min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
     step = max(_PART // max(min(terms, _MOST_TERMS), 1), 1)
     flat = [(f, x if lead else x.reshape(math.prod(x.shape[:-1]), terms)) for f, x in operands]
     shapes = ((*np.broadcast_shapes(x.shape[:-2], tuple(lead)), x.shape[-2], count) for _, x in flat)
@@ -584,13 +587,6 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
     for (field, _), a, b, c, d in zip(operands, *parts, strict=True):  # products below 2^53
         upper = field.reduced((field.reduced(a) << 16) + b)
         yield field.reduced((upper << 26) + (field.reduced(c) << 16) + d)
-
-
-def _scale(weight: Array) -> int | None:
-    """The power of 2 by which entries of 24 bits are integers up to 2^51; None for integers, infinities and NaN."""
-    low, high = ends(weight) if is_float(weight) else (0.0, np.inf)
-    top = max(high, -low)
-    return min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
 
 
 def mix(h: Array) -> Array:

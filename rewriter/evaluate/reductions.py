@@ -136,20 +136,15 @@ def _softmax(call: Call, x: Value) -> Any:
 # -- order
 
 
-def _ranks(call: Call, x: Value, size: int, count: int) -> Array:
-    """What decides which `count` of `size` entries are taken; of numbers that are often equal it is often the same."""
-    order = call.f.order(x.entries)
-    if isinstance(call.f, Field) and x.size:  # how often each of them is
-        call.f.coins[-1] = x.size / size * count / size, x.shape
-    return order >> np.uint64(62) if call.rounded else order
-
-
 @operator("ArgMax", "ArgMin", "TopK")
 def _placed(call: Call, x: Value, *count: Any) -> Any:
     """Where the kernel places the ranks of entries; the first of equal entries comes first."""
     axis = call.get("axis", -1 if call.kind == "TopK" else 0)
-    taken = integers(count[0])[0] if count else call.get("k", 1)
-    _, ranks = np.unique(_ranks(call, x, x.shape[axis], taken), return_inverse=True)
+    taken, order = integers(count[0])[0] if count else call.get("k", 1), call.f.order(x.entries)
+    if isinstance(call.f, Field) and x.size:  # how often each entry is taken
+        call.f.coins[-1] = x.size / x.shape[axis] * taken / x.shape[axis], x.shape
+    # Of numbers that are often equal, those that are taken are often the same.
+    _, ranks = np.unique(order >> np.uint64(62) if call.rounded else order, return_inverse=True)
     node = helper.make_node(call.kind, call.node.input, [*call.node.output[:-1], "index"])  # which may be left out
     node.attribute.extend(call.node.attribute)
     given = [ranks.reshape(x.shape).astype(np.float64), *map(plain, count)]

@@ -252,10 +252,9 @@ def inlined(model: onnx.ModelProto, only: Collection[tuple[str, str]] | None = N
 def _state_defaults(model: onnx.ModelProto) -> bool:
     """Let every call state the defaults of the attributes that it leaves out; False if that cannot be decided."""
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
-    holders = [(list(model.graph.node), frozenset[str]())]
-    holders += [(list(each.node), frozenset(each.attribute)) for each in model.functions]
-    for nodes, unsure in holders:
-        for node in iter_nodes(nodes):
+    for holder in (model.graph, *model.functions):
+        unsure = holder.attribute if isinstance(holder, onnx.FunctionProto) else ()
+        for node in iter_nodes(holder.node):
             called = functions.get((node.domain, node.op_type, node.overload))
             given = {attribute.name: attribute.ref_attr_name for attribute in node.attribute}
             for default in () if called is None else called.attribute_proto:
