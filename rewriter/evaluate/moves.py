@@ -263,9 +263,8 @@ def _sequence(call: Call, *operands: Any) -> Any:
 
 @operator("SequenceInsert", moves=True)
 def _sequence_insert(call: Call, sequence: list[Any], x: Any, position: Any = None) -> Any:
-    made = list(sequence)
-    made.insert(len(made) if position is None else integers(position)[0], x)  # counted from the end as in Python
-    return made
+    place = len(sequence) if position is None else integers(position)[0]  # counted from the end as in Python
+    return [*sequence[:place], x, *sequence[place:]]
 
 
 @operator("SequenceAt", moves=True)
