@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -110,17 +110,14 @@ def with_parts(
 
 def _written(*texts: str) -> Definition:
     """Expand by the text with as many operands as the node; its tensors are the suffixes of new names."""
-
-    @cache
-    def functions() -> list[onnx.FunctionProto]:
-        header = f'<domain: "local", opset_import: ["": {onnx.defs.onnx_opset_version()}, "{MICROSOFT}": 1]> f'
-        return [onnx.parser.parse_function(header + text) for text in texts]
+    header = f'<domain: "local", opset_import: ["": {onnx.defs.onnx_opset_version()}, "{MICROSOFT}": 1]> f'
+    functions = [onnx.parser.parse_function(header + text) for text in texts]
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         operands = [*node.input]
         while operands and not operands[-1]:
             operands.pop()
-        function = next((each for each in functions() if len(each.input) == len(operands)), None)
+        function = next((each for each in functions if len(each.input) == len(operands)), None)
         if function is None:
             return None
         given, names = {each.name: each for each in node.attribute}, dict(zip(function.input, operands, strict=True))
