@@ -100,8 +100,7 @@ def _exp(call: Call, x: Value) -> Any:
 def _log(call: Call, x: Value) -> Any:
     """The logarithm; of a softmax, and of a sum of exponentials, without computing it first."""
     if x.origin and x.origin[0] == "softmax":
-        made = softmax(call, *x.origin[1:], log=True)
-        return made if made.shape == x.shape else call.move(made, lambda t: t.reshape(x.shape))
+        return call.move(softmax(call, *x.origin[1:], log=True), lambda t: t.reshape(x.shape))
     if x.origin and x.origin[0] == "sumexp":
         _, base, axes, keepdims = x.origin
         return call.apply("ReduceLogSumExp", base, axes=axes, keepdims=keepdims)

@@ -150,10 +150,8 @@ class Constants:
         sizes = self._sizes(node.input[0])
         if sizes is None:
             raise LostError("the shape of its input is not known", label(node))
-        given = attributes(node)
         # Unknown sizes are NaN, which propagates.
-        known = np.array([np.nan if size is None else size for size in sizes], dtype=np.float64)
-        known = known[given.get("start", 0) : given.get("end", len(known))]
+        known = np.array(sizes, np.float64)[integer_of(node, "start", 0) : integer_of(node, "end", None)]
         return known if np.isnan(known).any() else known.astype(np.int64)
 
 

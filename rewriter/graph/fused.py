@@ -171,13 +171,12 @@ def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
         return None
     matrix, data = operands[weight], operands[1 - weight]
     # A letter that occurs twice in a term takes a diagonal.
-    known = all(len(set(term)) == len(term) for term in (matrix, data, output))
-    if not known or len(matrix) < 2 or "." in matrix:
-        return None
+    diagonal = any(len(set(term)) < len(term) for term in (matrix, data, output))
     # Letters of the weight alone are output channels; letters missing in the output are contracted. All tokens remain.
     contracted = [letter for letter in data if letter in matrix and letter not in output]
     made = [letter for letter in output if letter in matrix and letter not in data]
-    if not contracted or not made or not set(data) <= set(output) | set(matrix) or not set(matrix) <= {*data, *output}:
+    summed = {*data}.difference(output, matrix) | {*matrix}.difference(data, output)
+    if diagonal or "." in matrix or summed or not contracted or not made:
         return None
     # Of several, for example if a sum over experts follows, the last one is that of the neurons.
     axis = data.index(contracted[-1]) - len(data)
