@@ -241,9 +241,7 @@ def _cast(call: Call, x: Any, like: Any = None) -> Any:
     x = call.lift(x)
     if dtype.kind == "b":
         holds = ~call.f.vanishes(x.entries)
-        if x.masks is None or not isinstance(call.f, Field):
-            return holds
-        return holds | (call.f.masks_decide(x.masks) != 0)
+        return holds if x.masks is None else holds | (call.f.masks_decide(x.masks) != 0)
     if real:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)
     if not call.f.reads_masks and not x.grid:

@@ -260,10 +260,10 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
     return np.asarray(made.entries if isinstance(made, Value) else made, np.float64)
 
 
-def outputs(node: onnx.NodeProto, operands: Sequence[Any], evaluator: Any = _REALS) -> Sequence[Any]:
+def outputs(node: onnx.NodeProto, operands: Sequence[Any]) -> Sequence[Any]:
     """The outputs of a node on arrays, if it moves data, or on values. Raises KeyError for an unknown operator."""
     found = row(*key_of(node))
     if found is None:
         raise KeyError(node.op_type)
     with np.errstate(all="ignore"):
-        return tuple_of(found(Call(node, node.op_type, attributes(node), evaluator), *operands))
+        return tuple_of(found(Call(node, node.op_type, attributes(node), _REALS), *operands))
