@@ -140,23 +140,19 @@ def _quantised(text: str, operands: int) -> Definition:
     return _written(f"({', '.join(formals)}, s, z) => (y) {{ {inner} {text} {result} }}")
 
 
-def _fused_linear(operator: str) -> Definition:
+def _fused_linear(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     """FusedGemm and FusedConv: the linear operator, then the activation that its attributes name."""
-
-    def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        given = attributes(node)
-        stated = given.get("activation", b"")  # of a broken file, of any type
-        activation = stated.decode("utf-8", "replace") if isinstance(stated, bytes) else ""
-        # The fourth input of FusedConv is a tensor that is added before the activation.
-        if activation not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid") or len(node.input) > 3:
-            return None
-        written, numbers = Writer(node), activation_numbers(activation, given)
-        linear = written.put(operator, *node.input, name=operator.lower())
-        written.nodes[0].attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
-        written.put(activation, linear, name=activation.lower(), output=node.output[0], **numbers)
-        return written.nodes
-
-    return lowered
+    given, operator = attributes(node), node.op_type.removeprefix("Fused")
+    stated = given.get("activation", b"")  # of a broken file, of any type
+    activation = stated.decode("utf-8", "replace") if isinstance(stated, bytes) else ""
+    # The fourth input of FusedConv is a tensor that is added before the activation.
+    if activation not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid") or len(node.input) > 3:
+        return None
+    written, numbers = Writer(node), activation_numbers(activation, given)
+    linear = written.put(operator, *node.input, name=operator.lower())
+    written.nodes[0].attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
+    written.put(activation, linear, name=activation.lower(), output=node.output[0], **numbers)
+    return written.nodes
 
 
 def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
@@ -194,8 +190,8 @@ FUSED: dict[tuple[str, str], Definition] = {
         "(x, w) => (y) { matmul = MatMul(x, w) y = com.microsoft.FastGelu(matmul) }",
         "(x, w, b) => (y) { matmul = MatMul(x, w) bias = Add(matmul, b) y = com.microsoft.FastGelu(bias) }",
     ),
-    (MICROSOFT, "FusedGemm"): _fused_linear("Gemm"),
-    (MICROSOFT, "FusedConv"): _fused_linear("Conv"),
+    (MICROSOFT, "FusedGemm"): _fused_linear,
+    (MICROSOFT, "FusedConv"): _fused_linear,
     (MICROSOFT, "QLinearSigmoid"): _quantised("sigmoid = Sigmoid(operand_0)", 1),
     (MICROSOFT, "QLinearLeakyRelu"): _quantised("leakyrelu = LeakyRelu <alpha: float = @alpha> (operand_0)", 1),
     (MICROSOFT, "QLinearAdd"): _quantised("add = Add(operand_0, operand_1)", 2),
