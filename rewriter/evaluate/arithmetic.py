@@ -81,8 +81,7 @@ def unchanging(table: Array, facts: dict[str, Any]) -> Array:
 
 def _fact(table: Array, name: str, find: Callable[[Array], Any]) -> Any:
     known, facts = _FACTS.get(id(table), (lambda: None, {}))
-    if known() is not table:
-        return find(table)
+    facts = facts if known() is table else {}
     if name not in facts:
         facts[name] = find(table)
     return facts[name]
