@@ -25,11 +25,13 @@ _LEAST_FACTOR = 2.0**-20  # by which a mask that scores may exceed stays one
 
 @elementwise("Add", "Sub")
 def add(call: Call, x: Any, y: Any) -> Any:
-    """The sum, or the difference, of which masks are not known where there are fewer than none."""
+    """The sum, or the difference, of which masks are not known where one has fewer than none."""
     less, x, y = call.kind == "Sub", call.lift(x), call.lift(y)
     masks = joint_masks(np.subtract if less else np.add, x, y)
+    if less and masks is not None and (masks < 0).any():
+        masks = None
     made = (call.f.sub if less else call.f.add)(x.entries, y.entries)
-    return Value(made, None if masks is None or (masks < 0).any() else masks, whole=x.whole and y.whole)
+    return Value(made, masks, whole=x.whole and y.whole)
 
 
 @elementwise("Sum", "Mean", "Max", "Min")
