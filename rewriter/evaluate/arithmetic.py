@@ -82,8 +82,7 @@ def unchanging(table: Array, facts: dict[str, Any]) -> Array:
 
 def _fact(table: Array, name: str, find: Callable[[Array], Any]) -> Any:
     known, facts = _FACTS.get(id(table), (lambda: None, {}))
-    if known() is not table:
-        return find(table)
+    facts = facts if known() is table else {}
     if name not in facts:
         facts[name] = find(table)
     return facts[name]
@@ -279,19 +278,16 @@ class Field(Exact):
 
     @_in_parts
     def inv(self, a: Array) -> Array:
-        """1 / a, and an unknown number for 0. That of two numbers follows from that of their product."""
+        """1 / a, and an unknown number for 0."""
         a = np.asarray(a, np.int64)
-        left, halves = np.where(a == 0, 1, a).reshape(-1), list[tuple[Array, Array]]()
-        while left.size > _FEW:
-            if left.size % 2:
-                left = np.append(left, 1)
-            halves.append((left[: left.size // 2], left[left.size // 2 :]))
-            left = self.mul(*halves[-1])
-        found = np.array([pow(each, -1, self.p) for each in left.tolist()], np.int64)
-        for one, other in reversed(halves):
-            inverse = found[: one.size]
-            found = np.concatenate([self.mul(inverse, other), self.mul(inverse, one)])
-        return np.where(a == 0, self._infinity, found[: a.size].reshape(a.shape))
+        return np.where(a == 0, self._infinity, self._inverses(np.where(a == 0, 1, a).reshape(-1)).reshape(a.shape))
+
+    def _inverses(self, a: Array) -> Array:
+        """Those of two numbers follow from that of their product."""
+        if a.size <= _FEW:
+            return np.array([pow(each, -1, self.p) for each in a.tolist()], np.int64)
+        pairs = np.append(a, np.ones(a.size % 2, np.int64)).reshape(2, -1)
+        return self.mul(self._inverses(self.mul(*pairs)), pairs[::-1]).reshape(-1)[: a.size]
 
     def sqrt(self, a: Array) -> Array:
         root = self.power(np.asarray(a, np.int64), (self.p + 1) // 4)
@@ -560,7 +556,10 @@ def multiply(products: "Iterable[tuple[Arithmetic, Any, Any]]") -> None:
 
 def _weighted(operands: Sequence[tuple[Field, Array]], weight: Array) -> list[Array]:
     """Entries [..., N, K] in several fields @ a weight [..., K, M], of which a part is read at a time."""
-    (*lead, terms, count), scale = weight.shape, _scale(weight)
+    *lead, terms, count = weight.shape
+    top = max(ends(weight), key=abs) if is_float(weight) else np.inf
+    # Times 2^scale, entries of 24 bits are integers up to 2^51; integers, infinities and NaN have no scale.
+    scale = min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
     step = max(_PART // max(min(terms, _MOST_TERMS), 1), 1)
     flat = [(f, x if lead else x.reshape(math.prod(x.shape[:-1]), terms)) for f, x in operands]
     shapes = ((*np.broadcast_shapes(x.shape[:-2], tuple(lead)), x.shape[-2], count) for _, x in flat)
@@ -596,13 +595,6 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
     for (field, _), a, b, c, d in zip(operands, *parts, strict=True):  # products below 2^53
         upper = field.reduced((field.reduced(a) << 16) + b)
         yield field.reduced((upper << 26) + (field.reduced(c) << 16) + d)
-
-
-def _scale(weight: Array) -> int | None:
-    """The power of 2 by which entries of 24 bits are integers up to 2^51; None for integers, infinities and NaN."""
-    low, high = ends(weight) if is_float(weight) else (0.0, np.inf)
-    top = max(high, -low)
-    return min(51 - math.frexp(top)[1], 1000) if np.isfinite(top) else None
 
 
 def mix(h: Array) -> Array:

@@ -567,13 +567,8 @@ class Evaluator:
             return False
         return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
 
-    def rows(self, call: Call, table: Any, index: Array, axis: int = 0) -> Value:
-        """What the values of inputs choose along an axis of a table, such as its rows; in a field blended."""
-        if axis:
-            made = self.rows(call, call.move(table, lambda t: np.moveaxis(t, axis, 0)), index)
-            front = np.arange(index.ndim)
-            moved: Value = call.move(made, lambda t: np.moveaxis(t, front, front + axis % table.ndim))
-            return moved
+    def rows(self, call: Call, table: Any, index: Array) -> Value:
+        """Rows of a table that the values of inputs choose; in a field blended."""
         whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
         if not isinstance(self.arithmetic, Field):
             taken = call.lift(call.move(table, lambda t: t[index]), scalar=False)

@@ -55,13 +55,8 @@ _LARGEST = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 # -- shapes
 
 
-@operator("Identity", moves=True, elementwise=True)
-def _identity(call: Call, x: Any) -> Any:
-    return x
-
-
-@operator("Dropout", moves=True, elementwise=True)
-def _dropout(call: Call, x: Any, ratio: Any = None, training: Any = None) -> Any:
+@operator("Identity", "Dropout", moves=True, elementwise=True)
+def _same(call: Call, x: Any, ratio: Any = None, training: Any = None) -> Any:
     if training is not None and plain(training).any():
         raise Unsupported("dropout in training")
     if not any(call.node.output[1:]):
@@ -123,18 +118,25 @@ def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any =
 @operator("Gather", moves=True, table=True)
 def _gather(call: Call, x: Any, index: Any) -> Any:
     axis = call.get("axis", 0)
-    places = np.arange(x.shape[axis])[plain(index)]  # from the start; an index that is out of range is an error
-    if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        return call.evaluator.rows(call, x, places, axis)
+    x, places = _rows_taken(call, x, np.arange(x.shape[axis])[plain(index)])  # an index out of range is an error
     return call.move(x, lambda t: np.take(t, places, axis=axis))
 
 
-@operator("GatherND", moves=True, table=True)
-def _gather_nd(call: Call, x: Any, index: Any) -> Any:
-    index = plain(index)
-    if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        return call.evaluator.rows(call, x, np.arange(x.shape[0])[index[..., 0]])
-    return _moved(call, x, index)
+@operator("GatherND", "GatherElements", moves=True, table=True)
+def _gather_entries(call: Call, x: Any, index: Any) -> Any:
+    return _moved(call, *_rows_taken(call, x, plain(index)))
+
+
+def _rows_taken(call: Call, table: Any, index: Array) -> tuple[Any, Array]:
+    """What the values of inputs choose along an axis of a table, and the places of that; by default both operands."""
+    if not call.decided or not call.evaluator.takes_rows(call, [table, index]):
+        return table, index
+    axis = call.get("axis", 0)
+    taken, places = np.unique(np.arange(table.shape[axis])[index], return_inverse=True)
+    if axis:
+        table = call.move(table, lambda t: np.moveaxis(t, axis, 0))
+    rows = call.evaluator.rows(call, table, taken)
+    return call.move(rows, lambda t: np.moveaxis(t, 0, axis)), places.reshape(index.shape)
 
 
 @operator("Split", moves=True, table=True)
@@ -225,15 +227,6 @@ def _moved(call: Call, *operands: Any) -> Any:
     return _moved_together(call, numbered, np.asarray(call.get("value", 0)), *data, scalar=False)
 
 
-@operator("GatherElements", moves=True, table=True)
-def _gather_elements(call: Call, x: Any, index: Any) -> Any:
-    if call.decided and call.evaluator.takes_rows(call, [x, index]):
-        axis = call.get("axis", 0)
-        taken, order = np.unique(np.arange(x.shape[axis])[index], return_inverse=True)
-        x, index = call.evaluator.rows(call, x, taken, axis), order.reshape(index.shape)
-    return _moved(call, x, index)
-
-
 # -- types
 
 
@@ -252,9 +245,7 @@ def _cast(call: Call, x: Any, like: Any = None) -> Any:
     x = call.lift(x)
     if dtype.kind == "b":
         holds = ~call.f.vanishes(x.entries)
-        if x.masks is None or not isinstance(call.f, Field):
-            return holds
-        return holds | (call.f.masks_decide(x.masks) != 0)
+        return holds if x.masks is None else holds | (call.f.masks_decide(x.masks) != 0)
     if real:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)
     if not call.f.reads_masks and not x.grid:
@@ -274,9 +265,8 @@ def _sequence(call: Call, *operands: Any) -> Any:
 
 @operator("SequenceInsert", moves=True)
 def _sequence_insert(call: Call, sequence: list[Any], x: Any, position: Any = None) -> Any:
-    made = list(sequence)
-    made.insert(len(made) if position is None else integers(position)[0], x)  # counted from the end as in Python
-    return made
+    place = len(sequence) if position is None else integers(position)[0]  # counted from the end as in Python
+    return [*sequence[:place], x, *sequence[place:]]
 
 
 @operator("SequenceAt", moves=True)
@@ -288,15 +278,12 @@ def _sequence_at(call: Call, sequence: list[Any], position: Any) -> Any:
 
 @operator("SplitToSequence", moves=True)
 def _split_to_sequence(call: Call, x: Any, split: Any = None) -> Any:
-    axis = call.get("axis", 0)
-    size = x.shape[axis]
-    if split is None:
-        ones = parts(call, x, [1] * size, axis)
-        return ones if call.get("keepdims", 1) else [call.move(each, lambda t: np.squeeze(t, axis)) for each in ones]
-    sizes = integers(split)
+    axis, sizes = call.get("axis", 0), [1] if split is None else integers(split)
     if not np.ndim(split):
-        sizes = [min(sizes[0], size - start) for start in range(0, size, sizes[0])]
-    return parts(call, x, sizes, axis)
+        sizes = [min(sizes[0], x.shape[axis] - start) for start in range(0, x.shape[axis], sizes[0])]
+    made = parts(call, x, sizes, axis)
+    apart = split is None and not call.get("keepdims", 1)
+    return [call.move(each, lambda t: np.squeeze(t, axis)) for each in made] if apart else made
 
 
 @operator("ConcatFromSequence", moves=True)

@@ -136,20 +136,15 @@ def _softmax(call: Call, x: Value) -> Any:
 # -- order
 
 
-def _ranks(call: Call, x: Value, size: int, count: int) -> Array:
-    """What decides which `count` of `size` entries are taken; of numbers that are often equal it is often the same."""
-    order = call.f.order(x.entries)
-    if isinstance(call.f, Field) and x.size:  # how often each of them is
-        call.f.noted.coins[-1] = x.size / size * count / size, x.shape
-    return order >> np.uint64(62) if call.rounded else order
-
-
 @operator("ArgMax", "ArgMin", "TopK")
 def _placed(call: Call, x: Value, *count: Any) -> Any:
     """Where the kernel places the ranks of entries; the first of equal entries comes first."""
     axis = call.get("axis", -1 if call.kind == "TopK" else 0)
-    taken = integers(count[0])[0] if count else call.get("k", 1)
-    _, ranks = np.unique(_ranks(call, x, x.shape[axis], taken), return_inverse=True)
+    taken, order = integers(count[0])[0] if count else call.get("k", 1), call.f.order(x.entries)
+    if isinstance(call.f, Field) and x.size:  # how often each entry is taken
+        call.f.noted.coins[-1] = x.size / x.shape[axis] * taken / x.shape[axis], x.shape
+    # Of numbers that are often equal, those that are taken are often the same.
+    _, ranks = np.unique(order >> np.uint64(62) if call.rounded else order, return_inverse=True)
     node = helper.make_node(call.kind, call.node.input, [*call.node.output[:-1], "index"])  # which may be left out
     node.attribute.extend(call.node.attribute)
     given = [ranks.reshape(x.shape).astype(np.float64), *map(plain, count)]
@@ -163,53 +158,46 @@ def _placed(call: Call, x: Value, *count: Any) -> Any:
 # -- norms
 
 
-def _normalised(
-    call: Call, entries: Array, axes: tuple[int, ...], *, centred: bool = True
-) -> tuple[Array, Array, Array]:
-    """(x - mean) / sqrt(variance + epsilon), the mean, and 1 / sqrt(variance + epsilon)."""
-    f, count = call.f, call.f.rational(Fraction(1, math.prod(entries.shape[axis] for axis in axes)))
-    mean = f.mul(f.total(entries, axes, keepdims=True), count)
-    difference = f.sub(entries, mean) if centred else entries
-    variance = f.mul(f.total(f.mul(difference, difference), axes, keepdims=True), count)
-    scale = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", 1e-5)))))
-    return f.mul(difference, scale), mean, scale
-
-
 @operator("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
 def _layer_norm(call: Call, x: Any, scale: Any = None, bias: Any = None) -> tuple[Value, ...]:
-    """A norm over the last axes; the mean, unless it is 0, and the inverse deviation."""
-    f, entries, centred = call.f, call.entries(x), call.kind == "LayerNormalization"
-    axes = tuple(range(call.get("axis", -1) % entries.ndim, entries.ndim))
-    made, mean, inverse = _normalised(call, entries, axes, centred=centred)
-    if scale is not None:
-        made = f.mul(made, call.lift(scale, scalar=False).entries)
-    if bias is not None:
-        made = f.add(made, call.lift(bias, scalar=False).entries)
+    """(x - mean) / sqrt(variance + epsilon) over the last axes; the mean, unless it is 0, and the inverse deviation."""
+    f, made, centred = call.f, call.entries(x), call.kind == "LayerNormalization"
+    axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
+    count = f.rational(Fraction(1, math.prod(x.shape[axis] for axis in axes)))
+    mean = f.mul(f.total(made, axes, keepdims=True), count)
+    made = f.sub(made, mean) if centred else made
+    variance = f.mul(f.total(f.mul(made, made), axes, keepdims=True), count)
+    inverse = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", 1e-5)))))
+    made = _scaled(call, f.mul(made, inverse), scale, bias)
     return (Value(made), *([Value(mean)] if centred else []), Value(inverse))
 
 
-def _by_channel(call: Call, x: Any, rank: int) -> Array:
+def _scaled(call: Call, entries: Array, scale: Any, bias: Any) -> Array:
+    made = entries if scale is None else call.f.mul(entries, call.lift(scale, scalar=False).entries)
+    return made if bias is None else call.f.add(made, call.lift(bias, scalar=False).entries)
+
+
+def _by_channel(call: Call, x: Any, rank: int) -> Value:
     """Entries along axis 1."""
-    return call.lift(x, scalar=False).entries.reshape(-1, *[1] * (rank - 2))
+    return Value(call.lift(x, scalar=False).entries.reshape(-1, *[1] * (rank - 2)))
 
 
 @operator("GroupNormalization", "InstanceNormalization")
 def _group_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
-    entries, groups = call.entries(x), call.get("num_groups", x.shape[1])
-    n, channels, *rest = entries.shape
-    grouped = entries.reshape(n, groups, channels // groups * math.prod(rest))
-    made = _normalised(call, grouped, (2,))[0].reshape(entries.shape)
-    scale, bias = (np.repeat(_by_channel(call, t, entries.ndim), channels // t.size, 0) for t in (scale, bias))
-    return Value(call.f.add(call.f.mul(made, scale), bias))
+    (n, channels, *_), groups = x.shape, call.get("num_groups", x.shape[1])
+    grouped = Value(call.entries(x).reshape(n, groups, math.prod(x.shape[1:]) // groups))
+    made = call.apply("LayerNormalization", grouped, epsilon=call.get("epsilon", 1e-5)).entries.reshape(x.shape)
+    whole = (np.repeat(_by_channel(call, t, x.ndim).entries, channels // t.size, 0) for t in (scale, bias))
+    return Value(_scaled(call, made, *map(Value, whole)))
 
 
 @operator("BatchNormalization")
 def _batch_norm(call: Call, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
     if call.get("training_mode", 0) or any(call.node.output[1:]):
         raise Unsupported("batch normalisation in training")
-    f, entries, given = call.f, call.entries(x), [scale, bias, mean, variance]
+    f, given = call.f, [scale, bias, mean, variance]
     if call.get("spatial", 1):  # before opset 9 there may be one for each entry instead
-        given = [Value(_by_channel(call, each, entries.ndim)) for each in given]
-    scale, bias, mean, variance = (call.lift(each, scalar=False).entries for each in given)
-    inverse = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", 1e-5)))))
-    return Value(f.add(f.mul(f.mul(f.sub(entries, mean), inverse), scale), bias))
+        given = [_by_channel(call, each, x.ndim) for each in given]
+    scale, bias, mean, variance = (call.lift(each, scalar=False) for each in given)
+    inverse = f.inv(f.sqrt(f.add(variance.entries, call.number(call.get("epsilon", 1e-5)))))
+    return Value(_scaled(call, f.mul(f.sub(call.entries(x), mean.entries), inverse), scale, bias))

@@ -23,18 +23,15 @@ _LEAST_FACTOR = 2.0**-20  # by which a mask that scores may exceed stays one
 # -- arithmetic
 
 
-@elementwise("Add")
+@elementwise("Add", "Sub")
 def add(call: Call, x: Any, y: Any) -> Any:
-    x, y = call.lift(x), call.lift(y)
-    return Value(call.f.add(x.entries, y.entries), joint_masks(np.add, x, y), whole=x.whole and y.whole)
-
-
-@elementwise("Sub")
-def _sub(call: Call, x: Any, y: Any) -> Any:
-    x, y = call.lift(x), call.lift(y)
-    more = joint_masks(np.subtract, x, y)
-    masks = None if more is None or (more < 0).any() else more
-    return Value(call.f.sub(x.entries, y.entries), masks, whole=x.whole and y.whole)
+    """The sum, or the difference, of which masks are not known where one has fewer than none."""
+    less, x, y = call.kind == "Sub", call.lift(x), call.lift(y)
+    masks = joint_masks(np.subtract if less else np.add, x, y)
+    if less and masks is not None and (masks < 0).any():
+        masks = None
+    made = (call.f.sub if less else call.f.add)(x.entries, y.entries)
+    return Value(made, masks, whole=x.whole and y.whole)
 
 
 @elementwise("Sum", "Mean", "Max", "Min")
@@ -105,8 +102,7 @@ def _exp(call: Call, x: Value) -> Any:
 def _log(call: Call, x: Value) -> Any:
     """The logarithm; of a softmax, and of a sum of exponentials, without computing it first."""
     if x.origin and x.origin[0] == "softmax":
-        made = softmax(call, *x.origin[1:], log=True)
-        return made if made.shape == x.shape else call.move(made, lambda t: t.reshape(x.shape))
+        return call.move(softmax(call, *x.origin[1:], log=True), lambda t: t.reshape(x.shape))
     if x.origin and x.origin[0] == "sumexp":
         _, base, axes, keepdims = x.origin
         return call.apply("ReduceLogSumExp", base, axes=axes, keepdims=keepdims)
@@ -164,14 +160,6 @@ def _shrink(f: Arithmetic, x: Array, bias: Any = 0.0, lambd: Any = 0.5) -> Array
     return np.where(low, f.add(x, bias), np.where(high, f.sub(x, bias), 0))
 
 
-def _elu(f: Arithmetic, x: Array, alpha: Any = 1.0) -> Array:
-    return f.choose(x, x, f.mul(alpha, f.expm1(x)))
-
-
-def _swish(f: Arithmetic, x: Array, alpha: Any = 1.0) -> Array:
-    return f.mul(x, f.sigmoid(f.mul(x, alpha)))
-
-
 _UNARY: Mapping[str, Callable[..., Array]] = {
     "Neg": lambda f, x: f.neg(x),
     "Reciprocal": lambda f, x: f.inv(x),
@@ -188,14 +176,14 @@ _UNARY: Mapping[str, Callable[..., Array]] = {
     "Ceil": lambda f, x: f.neg(f.function("floor", f.neg(x))),
     "LeakyRelu": lambda f, x, alpha=0.01: f.choose(x, x, f.mul(x, alpha)),
     "ThresholdedRelu": lambda f, x, alpha=1.0: np.where(f.sign(f.sub(x, alpha)) > 0, x, 0),
-    "Elu": _elu,
+    "Elu": lambda f, x, alpha=1.0: f.choose(x, x, f.mul(alpha, f.expm1(x))),
     "Celu": lambda f, x, alpha=1.0: f.choose(x, x, f.mul(alpha, f.expm1(f.mul(x, f.inv(alpha))))),
-    "Selu": lambda f, x, alpha=1.6732632, gamma=1.050701: f.mul(_elu(f, x, alpha), gamma),
+    "Selu": lambda f, x, alpha=1.6732632, gamma=1.050701: f.mul(_UNARY["Elu"](f, x, alpha), gamma),
     "Shrink": _shrink,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": lambda f, x: f.mul(x, _hard_sigmoid(f, x, f.rational(Fraction(1, 6)), f.rational(_HALF))),
-    "Swish": _swish,
-    "QuickGelu": lambda f, x, alpha=1.702: _swish(f, x, alpha),
+    "Swish": lambda f, x, alpha=1.0: f.mul(x, f.sigmoid(f.mul(x, alpha))),
+    "QuickGelu": lambda f, x, alpha=1.702: _UNARY["Swish"](f, x, alpha),
 }
 """Operators of one operand, followed by attributes that are numbers, with their defaults."""
 _NUMBERS = {name: [*signature(function).parameters.values()][2:] for name, function in _UNARY.items()}

@@ -109,10 +109,8 @@ def operator(
     def put(function: Operator) -> Operator:
         OPERATORS.update({(domain, name): function for name in names})
         ELEMENTWISE.update((domain, name) for name in names if elementwise)
-        MOVES.update(names if moves else ())
-        PRODUCTS.update(names if product else ())
-        TABLES.update(names if table else ())
-        ALWAYS.update(names if moves or always else ())
+        for held, stated in ((MOVES, moves), (PRODUCTS, product), (TABLES, table), (ALWAYS, moves or always)):
+            held.update(names if stated else ())
         return function
 
     return put

@@ -18,10 +18,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from rewriter.arrays import Array
 from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.scalar import activation_numbers
 from rewriter.evaluate.table import MICROSOFT
-from rewriter.graph.constants import UNFIT, AnyArray, elem_type_of
+from rewriter.graph.constants import UNFIT, elem_type_of
 from rewriter.graph.edit import drop_dead
 from rewriter.graph.fused import Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
@@ -157,7 +158,7 @@ def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
     return [*norms, *written.nodes]
 
 
-def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> AnyArray:
+def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], Array]) -> Array:
     """The matrix [N, K] of a MatMulNBits, in the type of its scales. Raises LostError if it is unknown."""
     bits, rows, columns, block = (integer_of(node, name, 4) for name in ("bits", "N", "K", "block_size"))
     packed, scales, zeros, order = [*node.input, "", ""][1:5]
@@ -167,7 +168,7 @@ def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> 
     if bits not in (4, 8) or numbers.dtype != np.uint8 or elem_type_of(factors) not in FLOATS:
         raise LostError("its weight is not of 4 bits or 8 bits with a scale for each block", label(node))
 
-    def unpacked(entries: AnyArray) -> AnyArray:
+    def unpacked(entries: Array) -> Array:
         """[rows, ...]: of 4 bits the first of two numbers is in the lower half of an entry."""
         halves = np.stack([entries & 15, entries >> 4], axis=-1) if bits == 4 else entries
         return halves.reshape(rows, -1)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.arrays import Array
@@ -22,8 +21,7 @@ from rewriter.evaluate.table import ELEMENTWISE, Call, row, tuple_of
 from rewriter.graph.types import Dim, terms_of, type_of
 from rewriter.graph.view import GraphView, LostError, attributes, constant_of, integer_of, key_of, label
 
-AnyArray = NDArray[Any]
-Read = Callable[[onnx.TensorProto], AnyArray]
+Read = Callable[[onnx.TensorProto], Array]
 """Reads the values of a tensor, inline or external, in its own element type."""
 
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
@@ -40,7 +38,7 @@ UNFIT = (ValueError, IndexError, KeyError, TypeError, StopIteration, OverflowErr
 """Exceptions raised while evaluating an invalid graph."""
 
 
-def small(tensor: onnx.TensorProto) -> AnyArray:
+def small(tensor: onnx.TensorProto) -> Array:
     """The values of a small inline tensor. Raises LostError for any other."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL or prod(tensor.dims) > _MAX_KEPT:
         raise LostError("it is a weight", tensor.name)
@@ -54,7 +52,7 @@ class Constants:
         self, view: GraphView, read: Read = small, sizes: Callable[[str], Sequence[int | None] | None] = lambda _: None
     ) -> None:
         self._view, self._read, self._sizes = view, read, sizes
-        self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
+        self._kept: dict[tuple[str, bool], Array | LostError] = {}
 
     def __contains__(self, tensor: str) -> bool:
         return tensor in self._view.constants
@@ -76,7 +74,7 @@ class Constants:
         value = self.value(tensor)
         return None if value is None else value.shape
 
-    def value(self, tensor: str, *, wide: bool = False) -> AnyArray | None:
+    def value(self, tensor: str, *, wide: bool = False) -> Array | None:
         """The numbers of a small constant in its own type, or None if unknown or not numeric."""
         try:
             value = self.of(tensor, wide=wide)
@@ -90,7 +88,7 @@ class Constants:
         known = value is not None and np.isfinite(value.astype(np.float64)).all()
         return [int(number) for number in value.reshape(-1)] if value is not None and known else None
 
-    def of(self, tensor: str, depth: int = 0, *, wide: bool = False) -> AnyArray:
+    def of(self, tensor: str, depth: int = 0, *, wide: bool = False) -> Array:
         """The value of a constant; floating-point results of nodes are float64 if `wide`.
 
         Raises LostError if it depends on the inputs, on an unknown size, or on an operator that is not in `COMPUTED`,
@@ -100,29 +98,25 @@ class Constants:
         if known is None:
             try:
                 known = self._computed(tensor, depth, wide=wide)
-            except LostError as lost:
-                known = lost
-            except RuntimeError as error:  # unknown sizes are not integers
-                known = LostError(str(error), tensor)
+            except (LostError, RuntimeError) as error:  # the latter of unknown sizes, which are not integers
+                known = error if isinstance(error, LostError) else LostError(str(error), tensor)
             if isinstance(known, LostError) or known.size <= _MAX_KEPT:
                 self._kept[tensor, wide] = known
         if isinstance(known, LostError):
             raise known
         return known
 
-    def _computed(self, tensor: str, depth: int, *, wide: bool) -> AnyArray:
+    def _computed(self, tensor: str, depth: int, *, wide: bool) -> Array:
         if tensor in self._view.overridable:
             raise LostError("a caller may override it", tensor)
-        if tensor in self._view.initializers:
-            return self._read(self._view.initializers[tensor])
         node = self._view.made_by(tensor)
+        held = self._view.initializers.get(tensor) if node is None else constant_of(node)
+        if held is not None:
+            return self._read(held)
         if node is None or depth > _MAX_DEPTH:
             raise LostError("it is not constant", tensor)
         if not self._view.is_onnx(node):
             raise LostError("it is computed by an unknown operator", label(node))
-        constant = constant_of(node)
-        if constant is not None:
-            return self._read(constant)
         if node.op_type == "Shape":
             return self._shape(node)
         if node.op_type not in (*COMPUTED, "ConstantOfShape", "Expand"):
@@ -130,7 +124,10 @@ class Constants:
         names = node.input[:1] if node.op_type in CASTS else node.input  # another operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
         if node.op_type in ("ConstantOfShape", "Expand", "Transpose"):  # a view of a weight, which onnx would copy
-            return self._laid_out(node, [*operands.values()])
+            made = np.asarray(outputs(node, [*operands.values()])[0])
+            if made.size > _MAX_COMPUTED:
+                raise LostError("it is larger than any weight", label(node))
+            return made
         if node.op_type in CASTS:
             return self._cast(node, next(iter(operands.values())), wide=wide)
         if wide and key_of(node) in ELEMENTWISE and all(each.dtype.kind == "f" for each in operands.values()):
@@ -141,13 +138,7 @@ class Constants:
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
-    def _laid_out(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
-        made = np.asarray(outputs(node, operands)[0])
-        if made.size > _MAX_COMPUTED:
-            raise LostError("it is larger than any weight", label(node))
-        return made
-
-    def _cast(self, node: onnx.NodeProto, value: AnyArray, *, wide: bool) -> AnyArray:
+    def _cast(self, node: onnx.NodeProto, value: Array, *, wide: bool) -> Array:
         kind = integer_of(node, "to", None) or self._view.type_of(node.input[1]).elem_type
         target = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         if np.isnan(value).any():
@@ -155,30 +146,28 @@ class Constants:
         made = value.astype(target)
         return value.astype(np.float64) if wide and _widened(made) is not made else made
 
-    def _shape(self, node: onnx.NodeProto) -> AnyArray:
+    def _shape(self, node: onnx.NodeProto) -> Array:
         sizes = self._sizes(node.input[0])
         if sizes is None:
             raise LostError("the shape of its input is not known", label(node))
-        given = attributes(node)
         # Unknown sizes are NaN, which propagates.
-        known = np.array([np.nan if size is None else size for size in sizes], dtype=np.float64)
-        known = known[given.get("start", 0) : given.get("end", len(known))]
+        known = np.array(sizes, np.float64)[integer_of(node, "start", 0) : integer_of(node, "end", None)]
         return known if np.isnan(known).any() else known.astype(np.int64)
 
 
-def _widened(value: AnyArray) -> AnyArray:
+def _widened(value: Array) -> Array:
     """Floating-point numbers in float64; others unchanged. bfloat16 is not a native numpy dtype."""
     return value.astype(np.float64) if value.dtype.kind == "f" or value.dtype.name == "bfloat16" else value
 
 
-def elem_type_of(values: AnyArray) -> int:
+def elem_type_of(values: Array) -> int:
     """The TensorProto.DataType of an array; numpy has several dtypes for text."""
     text = values.dtype.kind in "OUS"
     return int(onnx.TensorProto.STRING if text else onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
 
 
 def model_of(
-    nodes: Sequence[onnx.NodeProto], values: Mapping[str, AnyArray], outputs: Sequence[str],
+    nodes: Sequence[onnx.NodeProto], values: Mapping[str, Array], outputs: Sequence[str],
     versions: Mapping[str, int], **further: Any,
 ) -> onnx.ModelProto:  # fmt: skip
     """Nodes, in topological order, as a model whose inputs are like `values`."""
@@ -189,7 +178,7 @@ def model_of(
     return helper.make_model(graph, opset_imports=imports, **further)
 
 
-def computed(nodes: Sequence[onnx.NodeProto], values: Mapping[str, AnyArray], *how: Any) -> list[Any]:
+def computed(nodes: Sequence[onnx.NodeProto], values: Mapping[str, Array], *how: Any) -> list[Any]:
     """Evaluate nodes as `model_of` takes them, by onnx's evaluator. Raises any Exception."""
     from onnx.reference import ReferenceEvaluator  # slow to import
 
@@ -271,10 +260,10 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
     return np.asarray(made.entries if isinstance(made, Value) else made, np.float64)
 
 
-def outputs(node: onnx.NodeProto, operands: Sequence[Any], evaluator: Any = _REALS) -> Sequence[Any]:
+def outputs(node: onnx.NodeProto, operands: Sequence[Any]) -> Sequence[Any]:
     """The outputs of a node on arrays, if it moves data, or on values. Raises KeyError for an unknown operator."""
     found = row(*key_of(node))
     if found is None:
         raise KeyError(node.op_type)
     with np.errstate(all="ignore"):
-        return tuple_of(found(Call(node, node.op_type, attributes(node), evaluator), *operands))
+        return tuple_of(found(Call(node, node.op_type, attributes(node), _REALS), *operands))

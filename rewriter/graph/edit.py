@@ -4,7 +4,6 @@ What is not replaced is unchanged byte for byte. Nodes and constants are removed
 Nodes that were dead before stay, so that a diff of the two models shows only the replacement.
 """
 
-from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -85,28 +84,20 @@ def rename_output(graph: onnx.GraphProto, tensor: str, name: str) -> int:
 def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[str] = ()) -> None:
     """Remove the producers of `tensors`, and their ancestors, as far as they have no readers.
 
-    By reference counting: a node that was dead before still counts as a reader. Producers of the tensors in `kept` and
-    initializers that a graph input declares stay.
+    A node that was dead before still counts as a reader. Producers of the tensors in `kept` and initializers that a
+    graph input declares stay.
     """
-    uses = Counter(name for node in graph.node for name in reads(node))
-    uses.update(value.name for value in graph.output)
-    producer = {name: index for index, node in enumerate(graph.node) for name in node.output if name not in kept}
-    pending, seen, dead = list(tensors), set[str](), set[int]()
-    while pending:
-        seen.add(pending[-1])
-        index = producer.get(pending.pop())
-        if index is None or index in dead or any(uses[name] for name in graph.node[index].output):
-            continue
-        dead.add(index)
-        uses.subtract(reads(graph.node[index]))
-        pending += reads(graph.node[index])
-    for index in sorted(dead, reverse=True):
-        del graph.node[index]
+    unread, used = set(tensors), {value.name for value in graph.output}
+    for index, node in reversed([*enumerate(graph.node)]):  # readers come before what they read
+        if used.isdisjoint(node.output) and any(name in unread and name not in kept for name in node.output):
+            unread.update(reads(node))
+            del graph.node[index]
+        else:
+            used.update(reads(node))
     # In place and from the end: rebuilding the list would copy every weight.
-    declared = {value.name for value in graph.input}
+    unread -= used.union(value.name for value in graph.input)
     for index in reversed(range(len(graph.initializer))):
-        name = graph.initializer[index].name
-        if name in seen and not uses[name] and name not in declared:
+        if graph.initializer[index].name in unread:
             del graph.initializer[index]
     forget_types(graph, {value.name for value in graph.value_info} - own_names(graph))
 
@@ -216,18 +207,17 @@ def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]
     # A graph may have constants as its only outputs; and a wanted constant must be computed by some part, so the first.
     groups = groups or [[]]
     groups[0][:0] = makers(ends)
-    made = {name: number for number, group in enumerate(groups) for index in group for name in view.nodes[index].output}
-    last = {name: number for number, group in enumerate(groups) for name in _read(view, group)}
-    # A part outputs the tensors that a later part or the caller needs; all others never leave onnxruntime.
-    crossing: list[list[str]] = [[] for _ in groups]
-    for name, number in made.items():
-        if name and (name in ends or last.get(name, number) > number):
-            crossing[number].append(name)
-    # An initializer that is also an output has no producer.
-    crossing[0] += [name for name in ends if name not in made]
-    # A part without outputs is dead; the others compute the constants that they read.
-    insides = [sorted({*group, *makers(_read(view, group))}) for group in groups]
-    return tuple(_closed(view, *each) for each in zip(insides, crossing, strict=True) if each[1])
+    # A part outputs the tensors that a later part or the caller needs; all others never leave onnxruntime. Without
+    # outputs it is dead; the others compute the constants that they read.
+    parts, needed = list[Cut](), {*ends}
+    for group in reversed(groups):
+        crossing = [name for index in group for name in view.nodes[index].output if name in needed]
+        if group is groups[0]:  # an initializer that is also an output has no producer
+            crossing += [name for name in ends if name not in view.producer]
+        needed.update(_read(view, group))
+        if crossing:
+            parts.append(_closed(view, sorted({*group, *makers(_read(view, group))}), crossing))
+    return tuple(reversed(parts))
 
 
 def _read(view: GraphView, nodes: Iterable[int]) -> list[str]:
@@ -262,10 +252,9 @@ def inlined(model: onnx.ModelProto, only: Collection[tuple[str, str]] | None = N
 def _state_defaults(model: onnx.ModelProto) -> bool:
     """Let every call state the defaults of the attributes that it leaves out; False if that cannot be decided."""
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
-    holders = [(list(model.graph.node), frozenset[str]())]
-    holders += [(list(each.node), frozenset(each.attribute)) for each in model.functions]
-    for nodes, unsure in holders:
-        for node in iter_nodes(nodes):
+    for holder in (model.graph, *model.functions):
+        unsure = holder.attribute if isinstance(holder, onnx.FunctionProto) else ()
+        for node in iter_nodes(holder.node):
             called = functions.get((node.domain, node.op_type, node.overload))
             given = {attribute.name: attribute.ref_attr_name for attribute in node.attribute}
             for default in () if called is None else called.attribute_proto:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -110,17 +110,14 @@ def with_parts(
 
 def _written(*texts: str) -> Definition:
     """Expand by the text with as many operands as the node; its tensors are the suffixes of new names."""
-
-    @cache
-    def functions() -> list[onnx.FunctionProto]:
-        header = f'<domain: "local", opset_import: ["": {onnx.defs.onnx_opset_version()}, "{MICROSOFT}": 1]> f'
-        return [onnx.parser.parse_function(header + text) for text in texts]
+    header = f'<domain: "local", opset_import: ["": {onnx.defs.onnx_opset_version()}, "{MICROSOFT}": 1]> f'
+    functions = [onnx.parser.parse_function(header + text) for text in texts]
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         operands = [*node.input]
         while operands and not operands[-1]:
             operands.pop()
-        function = next((each for each in functions() if len(each.input) == len(operands)), None)
+        function = next((each for each in functions if len(each.input) == len(operands)), None)
         if function is None:
             return None
         given, names = {each.name: each for each in node.attribute}, dict(zip(function.input, operands, strict=True))
@@ -143,23 +140,19 @@ def _quantised(text: str, operands: int) -> Definition:
     return _written(f"({', '.join(formals)}, s, z) => (y) {{ {inner} {text} {result} }}")
 
 
-def _fused_linear(operator: str) -> Definition:
+def _fused_linear(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     """FusedGemm and FusedConv: the linear operator, then the activation that its attributes name."""
-
-    def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        given = attributes(node)
-        stated = given.get("activation", b"")  # of a broken file, of any type
-        activation = stated.decode("utf-8", "replace") if isinstance(stated, bytes) else ""
-        # The fourth input of FusedConv is a tensor that is added before the activation.
-        if activation not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid") or len(node.input) > 3:
-            return None
-        written, numbers = Writer(node), activation_numbers(activation, given)
-        linear = written.put(operator, *node.input, name=operator.lower())
-        written.nodes[0].attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
-        written.put(activation, linear, name=activation.lower(), output=node.output[0], **numbers)
-        return written.nodes
-
-    return lowered
+    given, operator = attributes(node), node.op_type.removeprefix("Fused")
+    stated = given.get("activation", b"")  # of a broken file, of any type
+    activation = stated.decode("utf-8", "replace") if isinstance(stated, bytes) else ""
+    # The fourth input of FusedConv is a tensor that is added before the activation.
+    if activation not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "HardSigmoid") or len(node.input) > 3:
+        return None
+    written, numbers = Writer(node), activation_numbers(activation, given)
+    linear = written.put(operator, *node.input, name=operator.lower())
+    written.nodes[0].attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
+    written.put(activation, linear, name=activation.lower(), output=node.output[0], **numbers)
+    return written.nodes
 
 
 def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
@@ -174,13 +167,12 @@ def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
         return None
     matrix, data = operands[weight], operands[1 - weight]
     # A letter that occurs twice in a term takes a diagonal.
-    known = all(len(set(term)) == len(term) for term in (matrix, data, output))
-    if not known or len(matrix) < 2 or "." in matrix:
-        return None
+    diagonal = any(len(set(term)) < len(term) for term in (matrix, data, output))
     # Letters of the weight alone are output channels; letters missing in the output are contracted. All tokens remain.
     contracted = [letter for letter in data if letter in matrix and letter not in output]
     made = [letter for letter in output if letter in matrix and letter not in data]
-    if not contracted or not made or not set(data) <= set(output) | set(matrix) or not set(matrix) <= {*data, *output}:
+    summed = {*data}.difference(output, matrix) | {*matrix}.difference(data, output)
+    if diagonal or "." in matrix or summed or not contracted or not made:
         return None
     # Of several, for example if a sum over experts follows, the last one is that of the neurons.
     axis = data.index(contracted[-1]) - len(data)
@@ -198,8 +190,8 @@ FUSED: dict[tuple[str, str], Definition] = {
         "(x, w) => (y) { matmul = MatMul(x, w) y = com.microsoft.FastGelu(matmul) }",
         "(x, w, b) => (y) { matmul = MatMul(x, w) bias = Add(matmul, b) y = com.microsoft.FastGelu(bias) }",
     ),
-    (MICROSOFT, "FusedGemm"): _fused_linear("Gemm"),
-    (MICROSOFT, "FusedConv"): _fused_linear("Conv"),
+    (MICROSOFT, "FusedGemm"): _fused_linear,
+    (MICROSOFT, "FusedConv"): _fused_linear,
     (MICROSOFT, "QLinearSigmoid"): _quantised("sigmoid = Sigmoid(operand_0)", 1),
     (MICROSOFT, "QLinearLeakyRelu"): _quantised("leakyrelu = LeakyRelu <alpha: float = @alpha> (operand_0)", 1),
     (MICROSOFT, "QLinearAdd"): _quantised("add = Add(operand_0, operand_1)", 2),

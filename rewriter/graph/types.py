@@ -63,36 +63,30 @@ class TensorType:
 
 _PACKED = ("MatMulNBits", "MatMulBnb4")  # products with a packed matrix [K, N], whose type is that of its scales
 
-_MAX_OPERANDS, _MAX_OUTPUTS = 24, 4
+_MAX_OUTPUTS = 4
+_FORMALS = f"({', '.join(f'x{place}' for place in range(24))}) => (y0, y1, y2, y3)"
 """More operands than any operator of the table below has, and the maximum number of outputs."""
-_SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _MAX_OPERANDS - 1)
+_SAME, _TYPE = "y0 = Identity(x0)", "y0 = Reshape(x0, x23)"
 """An output of the type and shape of the first operand; one of its type only."""
 
-_SIMILAR: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
-    (domain, name): rules
-    for domain, rules, names in (
-        ("", {0: _SAME}, "SimplifiedLayerNormalization"),
-        (MICROSOFT, {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu RotaryEmbedding MoE QMoE"),
-        (MICROSOFT, {0: _SAME, 3: _SAME}, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
-        (MICROSOFT, {0: ("Gather", 2, 0), 1: ("Compress", 0, 1), 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
-        (MICROSOFT, {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention BiasAdd"),
-        (MICROSOFT, {0: _TYPE}, "FusedConv NhwcFusedConv FusedGemm FusedMatMul GemmFastGelu"),
-        (NCHWC, {0: _SAME}, "ReorderInput"),
-        (NCHWC, {0: _TYPE}, "ReorderOutput Upsample"),
+_SIMILAR: Mapping[tuple[str, str], onnx.FunctionProto] = {
+    (domain, name): onnx.parser.parse_function(
+        f'<domain: "{domain}", opset_import: ["": 17]> {name} {_FORMALS} {{ {nodes} }}'
+    )
+    for domain, nodes, names in (
+        ("", _SAME, "SimplifiedLayerNormalization"),
+        (MICROSOFT, _SAME, "Gelu QuickGelu FastGelu BiasGelu RotaryEmbedding MoE QMoE"),
+        (MICROSOFT, f"{_SAME} y3 = Identity(x0)", "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
+        (MICROSOFT, "y0 = Gather(x2, x0) y1 = Compress(x0, x1) y2 = Gather(x2, x0)", "EmbedLayerNormalization"),
+        (MICROSOFT, _TYPE, "Attention MultiHeadAttention GroupQueryAttention BiasAdd"),
+        (MICROSOFT, _TYPE, "FusedConv NhwcFusedConv FusedGemm FusedMatMul GemmFastGelu"),
+        (NCHWC, _SAME, "ReorderInput"),
+        (NCHWC, _TYPE, "ReorderOutput Upsample"),
     )
     for name in names.split()
 }
-"""Operators of onnxruntime's domains, so that inference does not stop there: output to an operator of the same type and
-shape, and its operands among those of the fused one."""
-
-
-def _function(key: tuple[str, str]) -> onnx.FunctionProto:
-    operands, outputs = [f"x{place}" for place in range(_MAX_OPERANDS)], [f"y{place}" for place in range(_MAX_OUTPUTS)]
-    nodes = [
-        onnx.helper.make_node(operator, [operands[each] for each in places], [outputs[at]])
-        for at, (operator, *places) in _SIMILAR[key].items()
-    ]
-    return onnx.helper.make_function(*key, operands, outputs, nodes, [onnx.helper.make_opsetid("", 17)])
+"""Operators of onnxruntime's domains as functions with outputs of the same types and shapes, so that inference does not
+stop there."""
 
 
 def elem_name(elem_type: int) -> str:
@@ -119,7 +113,7 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
     skeleton.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in missing)  # optional in onnxruntime
     hidden = _without_hidden(skeleton.graph)
     own = {(each.domain, each.name) for each in model.functions}
-    skeleton.functions.extend(_function(key) for key in _SIMILAR.keys() - own)
+    skeleton.functions.extend(function for key, function in _SIMILAR.items() if key not in own)
     found = skeleton.graph
     # The C++ inference raises bare exceptions on odd models; then declared types remain.
     with suppress(Exception):
@@ -224,11 +218,9 @@ def _stub(tensor: onnx.TensorProto, *, bare: bool = False) -> onnx.TensorProto:
 def _without_large_constants(node: onnx.NodeProto) -> onnx.NodeProto:
     if node.op_type != "Constant" or node.ByteSize() < 8 * _INLINE_LIMIT:
         return node
-    small = onnx.NodeProto(op_type="Constant", domain=node.domain, name=node.name, output=node.output)
-    small.attribute.extend(
-        onnx.helper.make_attribute("value", _stub(each.t)) if each.name == "value" else each for each in node.attribute
-    )
-    return small
+    value = onnx.helper.make_attribute
+    given = (value("value", _stub(each.t)) if each.name == "value" else each for each in node.attribute)
+    return onnx.NodeProto(op_type="Constant", domain=node.domain, name=node.name, output=node.output, attribute=given)
 
 
 def type_of(kind: onnx.TypeProto) -> TensorType:

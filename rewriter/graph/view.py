@@ -117,8 +117,7 @@ class GraphView:
 
     def made_by(self, tensor: str) -> onnx.NodeProto | None:
         """The node that writes `tensor`, or None for inputs, initializers and unknown names."""
-        index = self.producer.get(tensor)
-        return None if index is None else self.nodes[index]
+        return self.nodes[self.producer[tensor]] if tensor in self.producer else None
 
     def readers(self, tensor: str) -> list[onnx.NodeProto]:
         """The nodes that read more of `tensor` than its shape, once per operand."""

@@ -84,10 +84,8 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
     Body by body, because one may define a name that another one reads from outside.
     """
-    bodies, captured = subgraphs(node), set[str]()
-    if not bodies:
-        return [*filter(None, node.input)]
-    for _, graph in bodies:
+    captured = set[str]()
+    for _, graph in subgraphs(node):
         captured |= {value.name for value in graph.output}.union(*map(reads, graph.node)) - own_names(graph)
     return [name for name in (*node.input, *sorted(captured, key=str)) if name]
 

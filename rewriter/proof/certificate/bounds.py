@@ -383,6 +383,8 @@ def _softplus(x: arb) -> arb:
 # -- algebra --------------------------------------------------------------------------------------------------------
 
 _MOST_DEGREE, _MOST_POWER = 200, 40
+_RING = fmpq_mpoly_ctx.get(("y", "E"), Ordering.lex)
+(_Y, _E), _ONE = _RING.gens(), _RING.constant(1)
 
 
 class Quotient(NamedTuple):
@@ -401,10 +403,6 @@ class Algebra:
 
     def __init__(self, rate: fmpq | None, low: fmpq, high: fmpq) -> None:
         self._rate, self._low, self._high = rate, low, high
-        ring = fmpq_mpoly_ctx.get(("y", "E"), Ordering.lex)
-        self._constant = ring.constant
-        self._y, self._e = ring.gens()
-        self._one = ring.constant(1)
 
     def choose(self, *_operands: Quotient) -> Quotient:
         """Neither what a sign decides nor pi belongs to this algebra."""
@@ -413,7 +411,7 @@ class Algebra:
     pi = choose
 
     def line(self, line: Line) -> Quotient:
-        return Quotient(self._constant(line[0]) * self._y + self._constant(line[1]), self._one)
+        return Quotient(_RING.constant(line[0]) * _Y + _RING.constant(line[1]), _ONE)
 
     def add(self, a: Quotient, b: Quotient) -> Quotient:
         (n, d), (m, e) = self._parts(a), self._parts(b)
@@ -456,13 +454,13 @@ class Algebra:
             return Quotient(a.numerator, a.denominator)
         terms = dict(a.numerator.terms())
         slope = terms.pop((1, 0), fmpq(0))
-        if name != "exp" or terms or a.denominator != self._one:
+        if name != "exp" or terms or a.denominator != _ONE:
             raise Undecided
         power = slope / self._rate if self._rate else fmpq(0)
         if power.q != 1 or abs(power) > _MOST_POWER:
             raise Undecided
         exponent = int(power.p)
-        return Quotient(self._e**exponent, self._one) if exponent >= 0 else Quotient(self._one, self._e**-exponent)
+        return Quotient(_E**exponent, _ONE) if exponent >= 0 else Quotient(_ONE, _E**-exponent)
 
     def equal(self, a: Quotient, b: Quotient) -> bool:
         if a.logarithm != b.logarithm:

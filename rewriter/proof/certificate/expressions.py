@@ -175,18 +175,14 @@ def softmax(logits: Sequence[Expression]) -> list[Expression]:
 
 def ordered(*roots: Expression) -> list[Expression]:
     """Every part of the expressions once, operands before what they are used in."""
-    found: list[Expression] = []
-    seen: set[Expression] = set()
-    stack: list[tuple[Expression, bool]] = [(root, False) for root in reversed(roots)]
+    found, stack = dict[Expression, None](), [*reversed(roots)]
     while stack:
-        part, done = stack.pop()
-        if done:
-            found.append(part)
-        elif part not in seen:
-            seen.add(part)
-            stack.append((part, True))
-            stack.extend((operand, False) for operand in reversed(part.operands) if operand not in seen)
-    return found
+        missing = [operand for operand in reversed(stack[-1].operands) if operand not in found]
+        if missing:
+            stack += missing
+        else:
+            found[stack.pop()] = None
+    return list(found)
 
 
 BUILDERS: Mapping[str, Callable[..., Expression]] = {"+": add, "*": mul, "/": div, "where": where}
@@ -264,15 +260,10 @@ def listing(expression: Expression) -> list[str]:
     names: dict[Expression, str] = {}
     lines: list[str] = []
     for part in ordered(expression):
-        if part.constant:
-            names[part] = str(part.value)
-        elif part.operator == "variable":
-            names[part] = "y"
-        elif part.operator == "leaf":
-            names[part] = f"x{part.value}"
-        else:
-            names[part] = f"t{len(lines)}"
-            lines.append(f"t{len(lines)} = {part.operator}({', '.join(names[each] for each in part.operands)})")
+        atoms = {"constant": str(part.value), "variable": "y", "leaf": f"x{part.value}"}
+        names[part] = atoms.get(part.operator, f"t{len(lines)}")
+        if part.operator not in atoms:
+            lines.append(f"{names[part]} = {part.operator}({', '.join(names[each] for each in part.operands)})")
     return lines or [names[expression]]
 
 
