@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, grouped
 from rewriter.errors import ModelError
 from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, content, is_float, multiply, unchanging
@@ -130,7 +130,6 @@ class Program:
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
             raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
-        self.names = {value.name for value in self.graph.input}.union(*(node.output for node in self.graph.node))
         self.overridable = overridable_in(self.graph)
 
     def _once(self, make: Callable[..., _Made], message: Any, *further: Any) -> _Made:
@@ -179,13 +178,11 @@ class Program:
 
 
 def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
-    every, outputs = list(graph.node), [value.name for value in graph.output]
+    every, outputs = list(graph.node), {value.name for value in graph.output}
     nodes = [every[place] for place in needed(every, outputs)]
     last = {name: place for place, node in enumerate(nodes) for name in (*reads(node), *node.output)}
-    dead: list[list[str]] = [[] for _ in nodes]
-    for name in last.keys() - {*outputs, ""}:
-        dead[last[name]].append(name)
-    return list(zip(nodes, dead, strict=True))
+    dead = grouped((place, name) for name, place in last.items() if name and name not in outputs)
+    return [(node, dead.get(place, [])) for place, node in enumerate(nodes)]
 
 
 def _with_definitions(model: onnx.ModelProto, weights: LoadedModel, other: onnx.ModelProto | None) -> onnx.ModelProto:
@@ -335,8 +332,7 @@ class Evaluator:
                 if isinstance(given, Value) and (stepped or given.whole):
                     self.stepped.add(name)
                 self.computed(node, name, environment)
-                if own or name not in self.program.names:
-                    self.record(name, environment[name])
+                self.record(name, environment[name])
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Called with each tensor as soon as it is computed; a subclass may keep or replace it."""
@@ -404,32 +400,32 @@ class Evaluator:
         for kind, other in pairs:
             if len(pairs) > 1:
                 made = (np.maximum if kind == "Max" else np.minimum)(first, other).astype(made.dtype)
-            self._note_choice(call, name, first, other, made, EQUAL_ARE.get(kind, 0))
+            self._note_choice(call, name, kind, first, other, made)
             if name in self.turned:
                 made = self._turned(kind, first, other, made)
             first, name = made, f"{name}, a bound"
         return made
 
-    def _note_choice(self, call: Call, name: str, a: Array, b: Array, made: Array, equal: int) -> None:
-        """Note which integers were compared, and the results; for `equal`, see `EQUAL_ARE`."""
+    def _note_choice(self, call: Call, name: str, kind: str, a: Array, b: Array, made: Array) -> None:
+        """Note which integers were compared, and the results."""
         if not call.decided and ((a < 0).all() or (b < 0).all()):
             return  # no size is negative
         apart = np.unique(np.subtract(a, b, dtype=np.float64))
         turned = -apart[::-1]
         order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
-        along = not call.decided and made.size > 1  # positions, whose results follow from each other
         found = made if made.dtype == np.bool_ else np.asarray(np.subtract(a, b) > 0)
-        most = bool(found.mean() > 0.5) if found.size else False
-        # Nearly always the same result: some entries were only compared one way.
-        rare = call.decided and found.size > 0 and (found != most).mean() < _RARE
-        results = frozenset({False, True} if along else {most} if rare else np.unique(found).tolist())
-        digest, like = hash((turned if order > 0 else apart).tobytes()), order * equal
-        met = 0 in apart and (not call.decided or self._each_met(call, a, b))
-        choice, before = Choice(digest, like, met, results, call.decided), self.choices.get(name)
+        # Results for positions follow from each other; one of few entries was hardly drawn.
+        along, least = not call.decided and made.size > 1, _RARE * max(found.size, 1)
+        results = frozenset(each for each in (False, True) if along or np.count_nonzero(found == each) >= least)
+        met = 0 in apart
+        if met and call.decided and len({each in self.decided for each in call.node.input[:2]}) > 1:
+            # Each number that they are compared with, such as the ids of one-hot rows, must have been one.
+            met = bool(np.isin(*((b, a) if call.node.input[0] in self.decided else (a, b))).all())
+        digest, before = hash((turned if order > 0 else apart).tobytes()), self.choices.get(name)
         if before is not None:  # in another round of a loop
-            joint = hash((before.apart, digest)), like, before.met or choice.met, before.results | results
-            choice = Choice(*joint, call.decided)
-        self.choices[name] = choice
+            digest, met, results = hash((before.apart, digest)), before.met or met, before.results | results
+        like = order * EQUAL_ARE.get(kind, 0)
+        self.choices[name] = Choice(digest, like, met, results, call.decided)
 
     def _turned(self, kind: str, a: Array, b: Array, made: Array) -> Array:
         """The other result of a comparison: of each entry, or at random by difference."""
@@ -445,11 +441,6 @@ class Evaluator:
             apart = np.abs(np.subtract(a, b, dtype=np.float64)).astype(np.int64)
             other = np.where(self.arithmetic.hash64("turned", apart) % np.uint64(2) == 1, other, made)
         return other.astype(made.dtype)
-
-    def _each_met(self, call: Call, a: Array, b: Array) -> bool:
-        """Whether each number that integers of inputs are compared with, such as the ids of one-hot rows, was one."""
-        one, two = (name in self.decided for name in call.node.input[:2]) if len(call.node.input) > 1 else (True, True)
-        return one == two or bool(np.isin(*((b, a) if one else (a, b))).all())
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as an unknown function of its attributes and operands.
