@@ -112,7 +112,7 @@ class Program:
 
         Weights that `twin` has too are its arrays. Raises Unsupported where local functions cannot be inlined.
         """
-        self._model, self._twin = replace(model, lazy=True), twin
+        self._model, self._twin = replace(model, lazy=True), twin and twin.weights(twin.graph)
         try:
             alone = inlined(model.proto) if model.proto.functions else model.proto
             self.named = _with_definitions(alone, model, other)  # with the model's own names
@@ -142,8 +142,7 @@ class Program:
 
     def weights(self, graph: onnx.GraphProto) -> Any:
         """The initializers of a graph, as `Weights`, which are read lazily."""
-        twin = self._twin.weights(self._twin.graph) if self._twin and graph is self.graph else None
-        return self._once(Weights, graph, self._model, twin)
+        return self._once(Weights, graph, self._model, self._twin)
 
     def constants(self, most: float = math.inf) -> dict[str, Array]:
         """The initializers and Constant nodes of the main graph that are not text, by name, of up to `most` entries."""
@@ -239,7 +238,6 @@ class Evaluator:
         self.opsets = program.opsets
         # Tensors that are still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
-        self._depth = 0  # of bodies
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
         self.ordered: set[str] = set()  # integers that data decides
@@ -295,10 +293,8 @@ class Evaluator:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
         given = {value.name: environment[value.name] for value in graph.input if value.name in environment}
         inner = ChainMap(given, self.program.weights(graph), environment)
-        self._depth += 1
         for node, _ in self.program.nodes(graph):
             self.node(node, inner)
-        self._depth -= 1
         return [inner[value.name] for value in graph.output]
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -316,8 +312,7 @@ class Evaluator:
         stepped = node.op_type in STEPS or not self.stepped.isdisjoint(names)
         chosen = node.op_type not in SIZES and any(isinstance(x, Value) and x.constant is None for x in operands)
         ordered = chosen or not self.ordered.isdisjoint(names)
-        own = self._depth == 0
-        if own and all(name in self.fixed for name in names):
+        if environment is self.environment and all(name in self.fixed for name in names):  # not in a body
             self.fixed |= {*node.output}
         for name, value in zip(node.output, made, strict=False):
             if name:
@@ -327,15 +322,13 @@ class Evaluator:
                     self.ordered.add(name)
                 if decided or (chosen and not is_float(environment[name])):
                     self.decided.add(name)
-                elif own:
-                    self.decided.discard(name)  # of a body
                 if isinstance(given, Value) and (stepped or given.whole):
                     self.stepped.add(name)
                 self.computed(node, name, environment)
-                self.record(name, environment[name])
 
-    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
+    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:  # noqa: ARG002
         """Called with each tensor as soon as it is computed; a subclass may keep or replace it."""
+        self.record(name, environment[name])
 
     def record(self, name: str, value: Any) -> None:
         """Note that a tensor holds entries."""
