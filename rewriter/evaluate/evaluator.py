@@ -49,18 +49,11 @@ _MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
 
 
-def _read(model: LoadedModel, tensor: onnx.TensorProto) -> Array:
+def _read(tensor: onnx.TensorProto, model: LoadedModel) -> Array:
     try:
         return read_tensor(model, tensor)
     except ModelError as error:
         raise Unsupported(str(error)) from error
-
-
-def _constant(node: onnx.NodeProto, model: LoadedModel) -> Array:
-    tensor = constant_of(node)
-    if tensor is None:
-        raise Unsupported("a constant of another kind")
-    return _read(model, tensor)
 
 
 class Weights(UserDict[str, Any]):
@@ -71,15 +64,14 @@ class Weights(UserDict[str, Any]):
         others: UserDict[str, Any] = UserDict() if twin is None else twin
 
         def read(name: str) -> Array:
-            return _read(model, self.data[name])
+            return _read(self.data[name], model)
 
         @cache
         def found(name: str) -> bool:
             """Whether `twin` has the same initializer."""
             tensor, other = self.data[name], others.data.get(name)
-            if other is None or tensor.data_type == onnx.TensorProto.STRING:
-                return False
-            if (tensor.data_type, *tensor.dims) != (other.data_type, *other.dims):
+            alike = other is not None and (tensor.data_type, *tensor.dims) == (other.data_type, *other.dims)
+            if not alike or tensor.data_type == onnx.TensorProto.STRING:
                 return False
             one, two = (each.reshape(-1).view(np.uint8) for each in (read(name), others[name]))
             return np.array_equal(one, two)
@@ -121,7 +113,7 @@ class Program:
             raise Unsupported("it has names that are not UTF-8") from None
         except (RuntimeError, onnx.checker.ValidationError) as error:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
-        self.graph = self.proto.graph
+        self.graph: onnx.GraphProto = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
         self.parts_opset = max(self.opsets.get("", 1), _PARTS_OPSET)
@@ -159,7 +151,10 @@ class Program:
 
     def constant(self, node: onnx.NodeProto) -> Array:
         """The value of a Constant node. Raises Unsupported for a sparse one."""
-        return self._once(_constant, node, self._model)
+        tensor = self._once(constant_of, node)
+        if tensor is None:
+            raise Unsupported("a constant of another kind")
+        return self._once(_read, tensor, self._model)
 
     def definition(self, node: onnx.NodeProto, types: Mapping[str, TensorType]) -> list[onnx.NodeProto]:
         """The nodes that define an operator at some types and shapes. Raises LostError."""
@@ -187,7 +182,7 @@ def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
 def _with_definitions(model: onnx.ModelProto, weights: LoadedModel, other: onnx.ModelProto | None) -> onnx.ModelProto:
     """A model in which operators without a row, and operators that `other` lacks, are written out."""
     kept = {(key_of(node), *node.output) for node in iter_nodes(other.graph.node)} if other else set()
-    low = saturating(model.graph, lambda tensor: _read(weights, tensor), overridable_in(model.graph))
+    low = saturating(model.graph, lambda tensor: _read(tensor, weights), overridable_in(model.graph))
 
     def parts(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         key = key_of(node)

@@ -137,20 +137,32 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
     """
     values = {a.prints[name].loose for name in planted if name in a.prints}
     ours, theirs = _Graph(a, b, values), _Graph(b, a, values)
-    ahead, regions = ours.departing(), _regions(ours, theirs)
+    ahead, node, regions = ours.departing(), theirs.departing(), _regions(ours, theirs)
     crossed = [
         f"output {quoted(name)} has the values of {quoted(theirs.pairs[name][0])} of A"
         for name in theirs.outputs
         if name in ours.outputs and name in theirs.pairs and theirs.pairs[name][0] != name
     ]
-    return Departure(
+    found = Departure(
         matched=sum(name in theirs.pairs for name in theirs.data),
         of=len(theirs.data),
         missing=None if ahead is None else _named(ahead),
         outputs=tuple(crossed[:_SHOWN]),
         regions=tuple(regions[:_REGIONS]),
         regions_in_all=len(regions),
-        **_first(ours, theirs),
+    )
+    if node is None:
+        return found
+    operands = [name for name in theirs.operands(node) if name in theirs.pairs]
+    return replace(
+        found,
+        node=one_line(label(node)),
+        output=theirs.lost(node)[0],
+        reads=tuple(name for name in dict.fromkeys(_inputs(node)) if name in theirs.data or name not in b.fixed),
+        operands=tuple((name, theirs.pairs[name][0]) for name in operands),
+        rearranged=tuple(name for name in operands if not theirs.pairs[name][1]),
+        candidates=tuple(_named(each) for each in _readers_of(ours, theirs.keys(operands))[:_SHOWN]),
+        constants=tuple(_new_constants(ours, theirs, node)[:_SHOWN]),
     )
 
 
@@ -251,23 +263,6 @@ class _Graph:
 def _inputs(node: onnx.NodeProto) -> list[str]:
     """What a node reads, with what its bodies read and return."""
     return [*reads(node), *(value.name for _, body in subgraphs(node) for value in body.output)]
-
-
-def _first(a: _Graph, b: _Graph) -> dict[str, Any]:
-    """The first node of B that departs, as fields of `Departure`."""
-    node = b.departing()
-    if node is None:
-        return {}
-    operands = [each for each in b.operands(node) if each in b.pairs]
-    return {
-        "node": one_line(label(node)),
-        "output": b.lost(node)[0],
-        "reads": tuple(name for name in dict.fromkeys(_inputs(node)) if name in b.data or name not in b.prints.fixed),
-        "operands": tuple((name, b.pairs[name][0]) for name in operands),
-        "rearranged": tuple(name for name in operands if not b.pairs[name][1]),
-        "candidates": tuple(_named(each) for each in _readers_of(a, b.keys(operands))[:_SHOWN]),
-        "constants": tuple(_new_constants(a, b, node)[:_SHOWN]),
-    }
 
 
 def _new_constants(a: _Graph, b: _Graph, node: onnx.NodeProto) -> list[str]:

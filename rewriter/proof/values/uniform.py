@@ -1,10 +1,8 @@
-"""Whether two models whose values are equal at some sizes are equal at every size.
+"""Whether two models whose values are equal at some sizes are equal at every size, as docs/proof.md explains.
 
 Tensors of B are *anchored* to tensors of A, from the inputs on: because the same operator computes both from anchored
-operands, or because both are computed row by row from anchored tensors, and have equal values. A row is what a tensor
-holds for one position in its leading axes, those whose sizes vary (batch and tokens). Where every operator between two
-tensors acts on each row by itself, there is one function of a row, whatever the number of rows; at the sizes tried it
-was evaluated at many random rows.
+operands, or because both are one function of the rows of anchored tensors, and have equal values. A row is what a
+tensor holds for one position in its leading axes, those whose sizes vary (batch and tokens).
 """
 
 import hashlib
@@ -322,12 +320,12 @@ def _of_shape(side: _Side, name: str, anchored: Container[str]) -> bool:
             return []
         if node is None or node.domain or node.op_type not in _OF_SHAPES:
             return None
-        chosen = node.input[1:] if node.op_type in ("Gather", "Slice", "Unsqueeze", "Squeeze", "Reshape") else ()
-        if any(each and each not in side.fixed for each in chosen):
+        count = len(node.input) if node.op_type in ("Concat", "Mul") else 1  # the others say which sizes
+        if any(each and each not in side.fixed for each in node.input[count:]):
             return None
         if node.op_type == "Shape":
             return [] if side.ids.get(node.input[0]) in anchored else None
-        return [*node.input][: 1 if chosen else None]
+        return list(node.input[:count])
 
     return all(sizes(each) is not None for each in reached([name], lambda each: sizes(each) or []))
 
