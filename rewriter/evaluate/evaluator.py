@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, grouped
 from rewriter.errors import ModelError
 from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, content, is_float, multiply, unchanging
@@ -49,18 +49,11 @@ _MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
 
 
-def _read(model: LoadedModel, tensor: onnx.TensorProto) -> Array:
+def _read(tensor: onnx.TensorProto, model: LoadedModel) -> Array:
     try:
         return read_tensor(model, tensor)
     except ModelError as error:
         raise Unsupported(str(error)) from error
-
-
-def _constant(node: onnx.NodeProto, model: LoadedModel) -> Array:
-    tensor = constant_of(node)
-    if tensor is None:
-        raise Unsupported("a constant of another kind")
-    return _read(model, tensor)
 
 
 class Weights(UserDict[str, Any]):
@@ -71,15 +64,14 @@ class Weights(UserDict[str, Any]):
         others: UserDict[str, Any] = UserDict() if twin is None else twin
 
         def read(name: str) -> Array:
-            return _read(model, self.data[name])
+            return _read(self.data[name], model)
 
         @cache
         def found(name: str) -> bool:
             """Whether `twin` has the same initializer."""
             tensor, other = self.data[name], others.data.get(name)
-            if other is None or tensor.data_type == onnx.TensorProto.STRING:
-                return False
-            if (tensor.data_type, *tensor.dims) != (other.data_type, *other.dims):
+            alike = other is not None and (tensor.data_type, *tensor.dims) == (other.data_type, *other.dims)
+            if not alike or tensor.data_type == onnx.TensorProto.STRING:
                 return False
             one, two = (each.reshape(-1).view(np.uint8) for each in (read(name), others[name]))
             return np.array_equal(one, two)
@@ -112,7 +104,7 @@ class Program:
 
         Weights that `twin` has too are its arrays. Raises Unsupported where local functions cannot be inlined.
         """
-        self._model, self._twin = replace(model, lazy=True), twin
+        self._model, self._twin = replace(model, lazy=True), twin and twin.weights(twin.graph)
         try:
             alone = inlined(model.proto) if model.proto.functions else model.proto
             self.named = _with_definitions(alone, model, other)  # with the model's own names
@@ -121,7 +113,7 @@ class Program:
             raise Unsupported("it has names that are not UTF-8") from None
         except (RuntimeError, onnx.checker.ValidationError) as error:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
-        self.graph = self.proto.graph
+        self.graph: onnx.GraphProto = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
         self.parts_opset = max(self.opsets.get("", 1), _PARTS_OPSET)
@@ -130,7 +122,6 @@ class Program:
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
             raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
-        self.names = {value.name for value in self.graph.input}.union(*(node.output for node in self.graph.node))
         self.overridable = overridable_in(self.graph)
 
     def _once(self, make: Callable[..., _Made], message: Any, *further: Any) -> _Made:
@@ -143,8 +134,7 @@ class Program:
 
     def weights(self, graph: onnx.GraphProto) -> Any:
         """The initializers of a graph, as `Weights`, which are read lazily."""
-        twin = self._twin.weights(self._twin.graph) if self._twin and graph is self.graph else None
-        return self._once(Weights, graph, self._model, twin)
+        return self._once(Weights, graph, self._model, self._twin)
 
     def constants(self, most: float = math.inf) -> dict[str, Array]:
         """The initializers and Constant nodes of the main graph that are not text, by name, of up to `most` entries."""
@@ -161,7 +151,10 @@ class Program:
 
     def constant(self, node: onnx.NodeProto) -> Array:
         """The value of a Constant node. Raises Unsupported for a sparse one."""
-        return self._once(_constant, node, self._model)
+        tensor = self._once(constant_of, node)
+        if tensor is None:
+            raise Unsupported("a constant of another kind")
+        return self._once(_read, tensor, self._model)
 
     def definition(self, node: onnx.NodeProto, types: Mapping[str, TensorType]) -> list[onnx.NodeProto]:
         """The nodes that define an operator at some types and shapes. Raises LostError."""
@@ -179,19 +172,17 @@ class Program:
 
 
 def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
-    every, outputs = list(graph.node), [value.name for value in graph.output]
+    every, outputs = list(graph.node), {value.name for value in graph.output}
     nodes = [every[place] for place in needed(every, outputs)]
     last = {name: place for place, node in enumerate(nodes) for name in (*reads(node), *node.output)}
-    dead: list[list[str]] = [[] for _ in nodes]
-    for name in last.keys() - {*outputs, ""}:
-        dead[last[name]].append(name)
-    return list(zip(nodes, dead, strict=True))
+    dead = grouped((place, name) for name, place in last.items() if name and name not in outputs)
+    return [(node, dead.get(place, [])) for place, node in enumerate(nodes)]
 
 
 def _with_definitions(model: onnx.ModelProto, weights: LoadedModel, other: onnx.ModelProto | None) -> onnx.ModelProto:
     """A model in which operators without a row, and operators that `other` lacks, are written out."""
     kept = {(key_of(node), *node.output) for node in iter_nodes(other.graph.node)} if other else set()
-    low = saturating(model.graph, lambda tensor: _read(weights, tensor), overridable_in(model.graph))
+    low = saturating(model.graph, lambda tensor: _read(tensor, weights), overridable_in(model.graph))
 
     def parts(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         key = key_of(node)
@@ -242,7 +233,6 @@ class Evaluator:
         self.opsets = program.opsets
         # Tensors that are still needed.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
-        self._depth = 0  # of bodies
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
         self.ordered: set[str] = set()  # integers that data decides
@@ -298,10 +288,8 @@ class Evaluator:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
         given = {value.name: environment[value.name] for value in graph.input if value.name in environment}
         inner = ChainMap(given, self.program.weights(graph), environment)
-        self._depth += 1
         for node, _ in self.program.nodes(graph):
             self.node(node, inner)
-        self._depth -= 1
         return [inner[value.name] for value in graph.output]
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -319,8 +307,7 @@ class Evaluator:
         stepped = node.op_type in STEPS or not self.stepped.isdisjoint(names)
         chosen = node.op_type not in SIZES and any(isinstance(x, Value) and x.constant is None for x in operands)
         ordered = chosen or not self.ordered.isdisjoint(names)
-        own = self._depth == 0
-        if own and all(name in self.fixed for name in names):
+        if environment is self.environment and all(name in self.fixed for name in names):  # not in a body
             self.fixed |= {*node.output}
         for name, value in zip(node.output, made, strict=False):
             if name:
@@ -330,16 +317,13 @@ class Evaluator:
                     self.ordered.add(name)
                 if decided or (chosen and not is_float(environment[name])):
                     self.decided.add(name)
-                elif own:
-                    self.decided.discard(name)  # of a body
                 if isinstance(given, Value) and (stepped or given.whole):
                     self.stepped.add(name)
                 self.computed(node, name, environment)
-                if own or name not in self.program.names:
-                    self.record(name, environment[name])
 
-    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
+    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:  # noqa: ARG002
         """Called with each tensor as soon as it is computed; a subclass may keep or replace it."""
+        self.record(name, environment[name])
 
     def record(self, name: str, value: Any) -> None:
         """Note that a tensor holds entries."""
@@ -404,32 +388,32 @@ class Evaluator:
         for kind, other in pairs:
             if len(pairs) > 1:
                 made = (np.maximum if kind == "Max" else np.minimum)(first, other).astype(made.dtype)
-            self._note_choice(call, name, first, other, made, EQUAL_ARE.get(kind, 0))
+            self._note_choice(call, name, kind, first, other, made)
             if name in self.turned:
                 made = self._turned(kind, first, other, made)
             first, name = made, f"{name}, a bound"
         return made
 
-    def _note_choice(self, call: Call, name: str, a: Array, b: Array, made: Array, equal: int) -> None:
-        """Note which integers were compared, and the results; for `equal`, see `EQUAL_ARE`."""
+    def _note_choice(self, call: Call, name: str, kind: str, a: Array, b: Array, made: Array) -> None:
+        """Note which integers were compared, and the results."""
         if not call.decided and ((a < 0).all() or (b < 0).all()):
             return  # no size is negative
         apart = np.unique(np.subtract(a, b, dtype=np.float64))
         turned = -apart[::-1]
         order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
-        along = not call.decided and made.size > 1  # positions, whose results follow from each other
         found = made if made.dtype == np.bool_ else np.asarray(np.subtract(a, b) > 0)
-        most = bool(found.mean() > 0.5) if found.size else False
-        # Nearly always the same result: some entries were only compared one way.
-        rare = call.decided and found.size > 0 and (found != most).mean() < _RARE
-        results = frozenset({False, True} if along else {most} if rare else np.unique(found).tolist())
-        digest, like = hash((turned if order > 0 else apart).tobytes()), order * equal
-        met = 0 in apart and (not call.decided or self._each_met(call, a, b))
-        choice, before = Choice(digest, like, met, results, call.decided), self.choices.get(name)
+        # Results for positions follow from each other; one of few entries was hardly drawn.
+        along, least = not call.decided and made.size > 1, _RARE * max(found.size, 1)
+        results = frozenset(each for each in (False, True) if along or np.count_nonzero(found == each) >= least)
+        met = 0 in apart
+        if met and call.decided and len({each in self.decided for each in call.node.input[:2]}) > 1:
+            # Each number that they are compared with, such as the ids of one-hot rows, must have been one.
+            met = bool(np.isin(*((b, a) if call.node.input[0] in self.decided else (a, b))).all())
+        digest, before = hash((turned if order > 0 else apart).tobytes()), self.choices.get(name)
         if before is not None:  # in another round of a loop
-            joint = hash((before.apart, digest)), like, before.met or choice.met, before.results | results
-            choice = Choice(*joint, call.decided)
-        self.choices[name] = choice
+            digest, met, results = hash((before.apart, digest)), before.met or met, before.results | results
+        like = order * EQUAL_ARE.get(kind, 0)
+        self.choices[name] = Choice(digest, like, met, results, call.decided)
 
     def _turned(self, kind: str, a: Array, b: Array, made: Array) -> Array:
         """The other result of a comparison: of each entry, or at random by difference."""
@@ -445,11 +429,6 @@ class Evaluator:
             apart = np.abs(np.subtract(a, b, dtype=np.float64)).astype(np.int64)
             other = np.where(self.arithmetic.hash64("turned", apart) % np.uint64(2) == 1, other, made)
         return other.astype(made.dtype)
-
-    def _each_met(self, call: Call, a: Array, b: Array) -> bool:
-        """Whether each number that integers of inputs are compared with, such as the ids of one-hot rows, was one."""
-        one, two = (name in self.decided for name in call.node.input[:2]) if len(call.node.input) > 1 else (True, True)
-        return one == two or bool(np.isin(*((b, a) if one else (a, b))).all())
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as an unknown function of its attributes and operands.

@@ -3,11 +3,11 @@
 Names and operators do not matter: a tensor of B has a partner where a tensor of A has the same fingerprint.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -103,15 +103,14 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Kept) -> 
     a = evaluate(replaced)
     first, left = departure(a, b), _EVALUATIONS
     while left > 0:
-        pairs = partners(a, b)
-        agreeing, best = len(pairs) + 1, None
-        for theirs, ours in _proposals(_Graph(a, partners(b, a)), _Graph(b, pairs)):
+        agreeing, best = len(partners(a, b)) + 1, None
+        for theirs, ours in _proposals(_Graph(a, b), _Graph(b, a))[:left]:
             value = b.field.lift(b.values[theirs])
             tried = replaced | {ours: Value(value.entries.reshape(a.prints[ours].exact[0]), whole=value.whole)}
             again, left = evaluate(tried), left - 1
             if len(partners(again, b)) > agreeing:
                 agreeing, best = len(partners(again, b)), (again, tried)
-            if left <= 0 or (best is not None and ours == theirs):
+            if best is not None and ours == theirs:
                 break
         if best is None:
             break
@@ -126,9 +125,8 @@ def _proposals(a: "_Graph", b: "_Graph") -> list[tuple[str, str]]:
     if node is None:
         return []
     theirs = b.lost(node)[0]
-    size = b.prints.prints[theirs].loose[0]
-    apart = (a.nodes[place] for region in a.regions if not a.converges(region) for place in region)
-    ours = {name for node in apart for name in a.lost(node) if a.prints.prints[name].loose[0] == size}
+    apart = (a.nodes[place] for region in a.regions if not region.same for place in region.places)
+    ours = {name for node in apart for name in a.lost(node) if a.loose[name][0] == b.loose[theirs][0]}
     return [(theirs, name) for name in sorted(ours, key=lambda name: (name != theirs, a.makers[name]))[:_PROPOSED]]
 
 
@@ -137,24 +135,34 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
 
     `planted` are tensors of A whose values were taken from B, so that a region that ends there is not the same.
     """
-    pairs = partners(a, b)
-    graph_a, graph_b = _Graph(a, partners(b, a)), _Graph(b, pairs)
-    graph_b.planted = graph_a.planted = graph_a.keys(planted)
-    ahead, regions = graph_a.departing(), _regions(graph_a, graph_b)
-    own = {value.name for value in a.program.graph.output}
+    values = {a.prints[name].loose for name in planted if name in a.prints}
+    ours, theirs = _Graph(a, b, values), _Graph(b, a, values)
+    ahead, node, regions = ours.departing(), theirs.departing(), _regions(ours, theirs)
     crossed = [
-        f"output {quoted(name)} has the values of {quoted(pairs[name][0])} of A"
-        for name in (value.name for value in b.program.graph.output)
-        if name in own and name in pairs and pairs[name][0] != name
+        f"output {quoted(name)} has the values of {quoted(theirs.pairs[name][0])} of A"
+        for name in theirs.outputs
+        if name in ours.outputs and name in theirs.pairs and theirs.pairs[name][0] != name
     ]
-    return Departure(
-        matched=sum(name in pairs for name in graph_b.data),
-        of=len(graph_b.data),
+    found = Departure(
+        matched=sum(name in theirs.pairs for name in theirs.data),
+        of=len(theirs.data),
         missing=None if ahead is None else _named(ahead),
         outputs=tuple(crossed[:_SHOWN]),
         regions=tuple(regions[:_REGIONS]),
         regions_in_all=len(regions),
-        **_first(graph_a, graph_b, pairs),
+    )
+    if node is None:
+        return found
+    operands = [name for name in theirs.operands(node) if name in theirs.pairs]
+    return replace(
+        found,
+        node=one_line(label(node)),
+        output=theirs.lost(node)[0],
+        reads=tuple(name for name in dict.fromkeys(_inputs(node)) if name in theirs.data or name not in b.fixed),
+        operands=tuple((name, theirs.pairs[name][0]) for name in operands),
+        rearranged=tuple(name for name in operands if not theirs.pairs[name][1]),
+        candidates=tuple(_named(each) for each in _readers_of(ours, theirs.keys(operands))[:_SHOWN]),
+        constants=tuple(_new_constants(ours, theirs, node)[:_SHOWN]),
     )
 
 
@@ -163,29 +171,37 @@ def partners(a: Fingerprints, b: Fingerprints) -> dict[str, tuple[str, bool]]:
 
     The one of the same name is preferred, and the first one otherwise.
     """
-    holders: dict[object, dict[str, None]] = {}
-    for name, each in a.prints.items():
-        for key in (each.exact, each.loose):
-            holders.setdefault(key, {})[name] = None
+    holders = grouped((key, name) for name, each in a.prints.items() for key in (each.exact, each.loose))
     found = {}
     for name, each in b.prints.items():
         for key, exact in ((each.loose, False), (each.exact, True)):  # the exact one counts
             if key in holders:
-                found[name] = name if name in holders[key] else next(iter(holders[key])), exact
+                found[name] = name if name in holders[key] else holders[key][0], exact
     return found
+
+
+class _Connected(NamedTuple):
+    """Nodes connected by tensors without partners."""
+
+    places: list[int]
+    begins: list[str]  # tensors with partners that they read
+    ends: list[str]  # and compute
+    lost: list[str]  # outputs of the model that they compute, without partners
+    same: bool  # whether every output of them has a partner
 
 
 class _Graph:
     """The nodes of an evaluated model, bodies included, and which tensors have a partner in the other model."""
 
-    def __init__(self, prints: Fingerprints, pairs: Mapping[str, object]) -> None:
-        self.prints, self.pairs, makers = prints, pairs, prints.program.makers
-        entered = {value.name for value in prints.program.graph.input}
-        self.data = {name: None for name in prints.data if name in makers or name in entered}
+    def __init__(self, prints: Fingerprints, other: Fingerprints, planted: Container[object] = ()) -> None:
+        """`planted`: values of the other model that were put into this one, or the reverse."""
+        self.prints, self.pairs, self._planted = prints, partners(other, prints), planted
+        self.data, makers = prints.data, prints.program.makers
+        self.loose = {name: prints.prints[name].loose for name in self.data}
+        self.outputs = [value.name for value in prints.program.graph.output]
         # In the order in which they were computed, those of bodies before the node that holds them.
         self.nodes = [*{id(makers[name]): makers[name] for name in self.data if name in makers}.values()]
-        self.makers = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
-        self.planted: set[object] = set()
+        self.makers = {name: place for place, node in enumerate(self.nodes) for name in self.made(node)}
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
@@ -194,58 +210,54 @@ class _Graph:
     def operands(self, node: onnx.NodeProto) -> list[str]:
         return [name for name in dict.fromkeys(_inputs(node)) if name in self.data]
 
+    def made(self, node: onnx.NodeProto) -> list[str]:
+        return [name for name in node.output if name in self.data]
+
     def lost(self, node: onnx.NodeProto) -> list[str]:
         """Its outputs that depend on data and have no partner."""
-        return [name for name in node.output if name in self.data and name not in self.pairs]
+        return [name for name in self.made(node) if name not in self.pairs]
 
     def departing(self) -> onnx.NodeProto | None:
         """The first node with an output without a partner, but all operands; not of a region that converges.
 
         Nor of one of which nothing is read but sizes, if there are others.
         """
-        apart = [region for region in self.regions if not self.converges(region)]
-        leading = [region for region in apart if any(self.boundary(region)[1:])] or apart
-        places = sorted(place for region in leading for place in region)
+        apart = [each for each in self.regions if not each.same]
+        leading = [each for each in apart if each.ends or each.lost] or apart
+        places = sorted(place for each in leading for place in each.places)
         return next((self.nodes[place] for place in places if self.lost(self.nodes[place])), None)
 
-    def converges(self, region: Sequence[int]) -> bool:
-        """Whether every output of a region has a partner."""
-        _, ends, lost = self.boundary(region)
-        return bool(ends) and not lost and not self.keys(ends) & self.planted
-
     @cached_property
-    def regions(self) -> list[list[int]]:
-        """Nodes connected by tensors without partners."""
-        links = defaultdict[int, set[int]](set)
-        for name in self.data:
-            maker = self.makers.get(name)
-            if maker is None:
-                continue
-            if self.keys([name]) & self.planted:
-                if not self.keys([name]) & self.keys(self.operands(self.nodes[maker])):  # it does not only move entries
-                    links[maker].add(maker)
-            elif name not in self.pairs:
-                for place in (maker, *self.readers.get(name, ())):
-                    links[maker].add(place)
-                    links[place].add(maker)
-        groups, seen = list[list[int]](), set[int]()
-        for place in sorted(links):
-            if place not in seen:
-                groups.append(sorted(reached([place], links.__getitem__)))
-                seen.update(groups[-1])
-        return groups
+    def regions(self) -> list[_Connected]:
+        """By tensors without partners; a node that computes a value that was put there is one, unless it moves it."""
+        found, seen = list[_Connected](), set[int]()
+        for name, place in self.makers.items():
+            value, read = self.loose[name], self.operands(self.nodes[place])
+            departs = name not in self.pairs or (value in self._planted and value not in self.keys(read))
+            if departs and place not in seen:
+                found.append(self._connected(sorted(reached([place], self._beside))))
+                seen.update(found[-1].places)
+        return found
 
-    def boundary(self, region: Sequence[int]) -> tuple[list[str], list[str], list[str]]:
-        """Tensors with partners that a region reads and computes, and the model's outputs that it reaches without."""
-        nodes = [self.nodes[place] for place in region]
-        made = {name: None for node in nodes for name in node.output if name in self.data}
-        outputs = {value.name for value in self.prints.program.graph.output}
+    def _beside(self, place: int) -> Iterator[int]:
+        """The nodes that share a tensor without a partner with a node."""
+        for name in self.lost(self.nodes[place]):
+            yield from self.readers.get(name, ())
+        for name in self.operands(self.nodes[place]):
+            if name not in self.pairs and name in self.makers:
+                yield self.makers[name]
+
+    def _connected(self, places: list[int]) -> _Connected:
+        nodes = [self.nodes[place] for place in places]
+        made = {name: None for node in nodes for name in self.made(node)}
         read = {name: None for node in nodes for name in self.operands(node) if name in self.pairs and name not in made}
         ends = [name for name in made if name in self.pairs]
-        return list(read), ends, [name for name in made if name not in self.pairs and name in outputs]
+        lost = [name for name in made if name not in self.pairs and name in self.outputs]
+        same = bool(ends) and not lost and not any(self.loose[name] in self._planted for name in ends)
+        return _Connected(places, [*read], ends, lost, same)
 
     def keys(self, names: Iterable[str]) -> set[object]:
-        return {self.prints.prints[name].loose for name in names if name in self.prints.prints}
+        return {self.loose[name] for name in names}
 
 
 def _inputs(node: onnx.NodeProto) -> list[str]:
@@ -253,46 +265,25 @@ def _inputs(node: onnx.NodeProto) -> list[str]:
     return [*reads(node), *(value.name for _, body in subgraphs(node) for value in body.output)]
 
 
-def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[str, Any]:
-    """The first node of B that departs, as fields of `Departure`."""
-    node = b.departing()
-    if node is None:
-        return {}
-    operands = [each for each in b.operands(node) if each in pairs]
-    return {
-        "node": one_line(label(node)),
-        "output": b.lost(node)[0],
-        "reads": tuple(name for name in dict.fromkeys(_inputs(node)) if name in b.data or name not in b.prints.fixed),
-        "operands": tuple((name, pairs[name][0]) for name in operands),
-        "rearranged": tuple(name for name in operands if not pairs[name][1]),
-        "candidates": tuple(_named(each) for each in _readers_of(a, b.keys(operands))[:_SHOWN]),
-        "constants": tuple(_new_constants(a.prints, b.prints, node)[:_SHOWN]),
-    }
-
-
-def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> list[str]:
+def _new_constants(a: _Graph, b: _Graph, node: onnx.NodeProto) -> list[str]:
     """The constants that a node reads and A does not have, in any shape and transposed."""
-    stated, known = b.program.constants(), contents(a.program.constants().values())
-    computed = {each.loose for each in a.prints.values()}
+    stated, known = b.prints.program.constants(), contents(a.prints.program.constants().values())
 
     def lacking(name: str) -> bool:
         if name in stated:
             return content(stated[name].reshape(-1)) not in known
-        return name in b.prints and name not in b.data and b.prints[name].loose not in computed
+        return name in b.prints.prints and name not in b.data and name not in b.pairs
 
     return [*filter(lacking, dict.fromkeys(node.input))]
 
 
 def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
     """Nodes of A that read the same values: first the ones that lead to tensors B lacks, with their successors."""
-    same = [name for name in a.data if a.prints.prints[name].loose in keys]
     ranks: dict[int, tuple[bool, int, int]] = {}
-    for place in {place for name in same for place in a.readers.get(name, ())}:
+    for place in {place for name in a.data if a.loose[name] in keys for place in a.readers.get(name, ())}:
         node = a.nodes[place]
-        made = [name for name in node.output if name in a.data]
-        shared = a.keys(a.operands(node)) & keys
-        if made and not a.keys(made) <= keys:  # a mere reshape of an operand is the operand
-            ranks[place] = not a.lost(node), -len(shared), place
+        if not a.keys(a.made(node)) <= keys:  # a mere reshape of an operand is the operand
+            ranks[place] = not a.lost(node), -len(a.keys(a.operands(node)) & keys), place
     found = sorted(ranks, key=lambda place: ranks[place])
     ahead = [place for place in found if a.lost(a.nodes[place])]
     for place in ahead:
@@ -304,24 +295,22 @@ def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
 
 def _regions(a: _Graph, b: _Graph) -> list[Region]:
     """The regions of B; first the ones that lead to something that A does not have, then by size."""
-    ours = [(region, a.boundary(region)) for region in a.regions]
     found = []
     for region in b.regions:
-        begins, ends, lost = b.boundary(region)
-        keys = b.keys(ends)
+        keys = b.keys(region.ends)
         # Without an end that A has, the counterpart is what begins at the same tensors and is lost in A, too.
-        starts = b.keys(begins) if not ends else set()
-        counterpart = {a.makers[name] for name in a.data if name in a.makers and a.keys([name]) & keys}
-        for nodes, (reads_from, leads_to, without) in ours:
-            if a.keys(leads_to) & keys or (without and a.keys(reads_from) & starts):
-                counterpart.update(nodes)
+        starts = b.keys(region.begins) if not region.ends else set()
+        counterpart = {place for name, place in a.makers.items() if a.loose[name] in keys}
+        for each in a.regions:
+            if a.keys(each.ends) & keys or (each.lost and a.keys(each.begins) & starts):
+                counterpart.update(each.places)
         found.append(
             Region(
-                nodes=len(region),
-                operators=_counts(b.nodes[place] for place in region),
-                begins=tuple(begins[:_SHOWN]),
-                ends=tuple((lost + ends)[:_SHOWN]),
-                same=b.converges(region),
+                nodes=len(region.places),
+                operators=_counts(b.nodes[place] for place in region.places),
+                begins=tuple(region.begins[:_SHOWN]),
+                ends=tuple((region.lost + region.ends)[:_SHOWN]),
+                same=region.same,
                 counterpart=len(counterpart),
                 counterpart_operators=_counts(a.nodes[place] for place in sorted(counterpart)),
             )

@@ -127,7 +127,7 @@ class _Affine:
 
     def __init__(self, program: Program, node: onnx.NodeProto, constants: Mapping[str, Array]) -> None:
         self._program, self._node, self._constants = program, node, constants
-        self.data, self.size = node.input[0], constants[node.input[1]].size
+        self._text, self.data, self.size = one_line(label(node), 120), node.input[0], constants[node.input[1]].size
 
     def of(self, arithmetic: Any, entries: Array, constants: Mapping[str, Array] | None = None) -> Array:
         """Its output for a vector of channels."""
@@ -135,19 +135,19 @@ class _Affine:
         return np.asarray(_outcome(self._program, arithmetic, [self._node], given, self._node.output[0])[0])
 
     def scale(self) -> _Vector:
-        def difference(f: Any, dtype: type) -> Array:
-            return np.asarray(f.sub(self.of(f, np.ones(self.size, dtype)), self.of(f, np.zeros(self.size, dtype))))
+        def difference(f: Any, dtype: type = np.int64) -> Array:
+            one, none = (self.of(f, np.full(self.size, each, dtype)) for each in (1, 0))
+            return np.asarray(f.sub(one, none))
 
-        text = f"times the scale of {one_line(label(self._node), 120)}"
-        return _Vector(text, lambda field: difference(field, np.int64), difference(Floats(), np.float64))
+        return _Vector(f"times the scale of {self._text}", difference, difference(Floats(), np.float64))
 
     def bias(self, given: Array, spelling: str) -> _Vector:
         def values(constants: Mapping[str, Array]) -> Array:
             return self.of(Floats(), constants[self.data], constants)
 
-        text, every = f"{spelling} through {one_line(label(self._node), 120)}", {**self._constants, self.data: given}
-        exact, units = self.of(Floats(), given.astype(np.float64)), _units(values, every, [[name] for name in every])
-        return _Vector(text, lambda f: self.of(f, f.lift(given).entries), exact, units)
+        every = {**self._constants, self.data: given}
+        found = _units(values, every, [[name] for name in every])
+        return _Vector(f"{spelling} through {self._text}", lambda f: self.of(f, f.lift(given).entries), *found)
 
 
 def _outcome(
@@ -163,17 +163,15 @@ def _outcome(
 
 def _units(
     values: Callable[[Mapping[str, Array]], Array], constants: Mapping[str, Array], groups: Sequence[Collection[str]]
-) -> Array:
-    """Entry by entry, how much values change with the last places of constants, at random: the sum over groups."""
+) -> tuple[Array, Array]:
+    """Values; and how much they change with the last places of constants, at random: the sum over groups."""
     known = {name: x.astype(np.float64) if is_float(x) else x for name, x in constants.items()}
     start, terms, random = values(known), list[Any](), np.random.default_rng(len(known))
     for _ in range(max(_DIRECTIONS // len(groups), 1)):
-        nudges = {name: 1 + _NUDGE * random.choice((-1, 1), x.shape) for name, x in known.items() if is_float(x)}
-        changed = (
-            {n: x * nudges[n] if n in nudges and n in group else x for n, x in known.items()} for group in groups
-        )
+        nudged = {n: x * (1 + _NUDGE * random.choice((-1, 1), x.shape)) for n, x in known.items() if is_float(x)}
+        changed = (known | {n: x for n, x in nudged.items() if n in group} for group in groups)
         terms.append(sum(np.abs(values(each) - start) for each in changed))
-    return np.asarray(_unit(np.maximum(np.max(terms, 0) / _NUDGE, np.abs(start))))
+    return start, np.asarray(_unit(np.maximum(np.max(terms, 0) / _NUDGE, np.abs(start))))
 
 
 def _vector(x: Array) -> bool:
@@ -193,14 +191,12 @@ def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[
                 name = f"{attribute.name} of {one_line(label(node), 120)}"
                 numbers.setdefault(name, np.array([attribute.f], np.float32))
     for name, x in numbers.items():
-        if x.tobytes() in seen or not x.all() or not np.isfinite(x).all():
-            continue
-        seen.add(x.tobytes())
         exact = x.astype(np.float64)
-        if (np.abs(np.frexp(exact)[0]) == 0.5).all():
-            continue  # products by powers of 2 do not round, and nor does a copy
-        yield _Vector(f"times {name}", _lifted(x), exact)
-        yield _Vector(f"divided by {name}", _lifted(x, inverse=True), 1 / exact)
+        rounds = (np.abs(np.frexp(exact)[0]) != 0.5).any()  # unlike products by powers of 2, or copies
+        if rounds and x.all() and np.isfinite(x).all() and x.tobytes() not in seen:
+            seen.add(x.tobytes())
+            yield _Vector(f"times {name}", _lifted(x), exact)
+            yield _Vector(f"divided by {name}", _lifted(x, inverse=True), 1 / exact)
 
 
 def _lifted(x: Array, *, inverse: bool = False) -> Residues:
@@ -225,9 +221,8 @@ class _ConstantIndex:
         for node in self._program.graph.node:
             constants = {name: self._known[name] for name in node.input[1:] if name in self._known}
             trains = any(node.output[1:]) or self._program.attributes(node).get("training_mode")
-            if node.op_type != "BatchNormalization" or trains or constants.keys() != {*node.input[1:]}:
-                continue
-            if len({x.shape for x in constants.values()}) == 1 and constants[node.input[1]].ndim == 1:
+            fixed = node.op_type == "BatchNormalization" and not trains and constants.keys() == {*node.input[1:]}
+            if fixed and len({x.shape for x in constants.values()}) == 1 and constants[node.input[1]].ndim == 1:
                 found.append(_Affine(self._program, node, constants))
         return found
 
@@ -252,11 +247,11 @@ class _ConstantIndex:
         return found
 
     def find(self, own: str, y: Array) -> Fold | None:
-        for name, x in ((name, x) for name, x in self._computed.items() if x.shape == y.shape):
-            alike = _near(x[_sample(x.shape)], y[_sample(y.shape)], _unit(np.abs(y).max()))
+        sample, squeezed = _sample(y.shape), y.squeeze()
+        for name, x in self._computed.items():
+            alike = x.shape == y.shape and _near(x[sample], y[sample], _unit(np.abs(y).max()))
             if alike and _near(x, y, self._units_of(name, x)):
                 return Fold(f"{quoted(name)}, computed", _lifted(x))
-        squeezed = y.squeeze()
         found = self._product(own, squeezed)
         if found is None and squeezed.ndim == 1:
             biases = self._biases.get(squeezed.size, ())
@@ -272,7 +267,7 @@ class _ConstantIndex:
         read = {each for node in nodes for each in node.input if each in self._known}
         given = {each: self._known[each] for each in read.difference(*(node.output for node in nodes))}
         try:
-            return _units(lambda known: _outcome(self._program, Floats(), nodes, known, name), given, [given])
+            return _units(lambda known: _outcome(self._program, Floats(), nodes, known, name), given, [given])[1]
         except Unsupported:
             return np.asarray(_unit(np.abs(x)))
 
@@ -313,15 +308,15 @@ def _unit(magnitude: Any) -> Any:
     return np.spacing(np.maximum(magnitude, _TINY).astype(np.float32)).astype(np.float64)
 
 
-def _near(x: Array, y: Array, unit: Any = None, factor: Array | None = None) -> bool:
-    """Whether x (times a factor) is as near to y as roundings are, in units that are by default those of y."""
-    rows = max(_CHUNK // max(math.prod(y.shape[1:]), 1), 1) if y.ndim else 1
-    for start in range(0, y.shape[0] if y.ndim else 1, rows):
-        cut = slice(start, start + rows) if y.ndim else ()
-        part = y[cut].astype(np.float64)
-        exact = x[cut].astype(np.float64)
-        exact = exact if factor is None else exact * factor[cut]
-        scale = _unit(np.abs(part)) if unit is None else unit[cut] if np.ndim(unit) else unit
+def _near(x: Array, y: Array, unit: Any = None, factor: Any = 1.0) -> bool:
+    """Whether x times a factor is as near to y as roundings are, in units that are by default those of y."""
+    units = None if unit is None else np.atleast_1d(np.broadcast_to(unit, y.shape))
+    x, y, factors = np.atleast_1d(x, y, np.broadcast_to(factor, y.shape))
+    rows = max(_CHUNK // max(math.prod(y.shape[1:]), 1), 1)
+    for start in range(0, len(y), rows):
+        cut = slice(start, start + rows)
+        exact, part = x[cut].astype(np.float64) * factors[cut], y[cut].astype(np.float64)
+        scale = _unit(np.abs(part)) if units is None else units[cut]
         if not (np.abs(exact - part) / scale <= ULPS).all():  # nor where one of them is NaN
             return False
     return True

@@ -1,10 +1,8 @@
-"""Whether two models whose values are equal at some sizes are equal at every size.
+"""Whether two models whose values are equal at some sizes are equal at every size, as docs/proof.md explains.
 
 Tensors of B are *anchored* to tensors of A, from the inputs on: because the same operator computes both from anchored
-operands, or because both are computed row by row from anchored tensors, and have equal values. A row is what a tensor
-holds for one position in its leading axes, those whose sizes vary (batch and tokens). Where every operator between two
-tensors acts on each row by itself, there is one function of a row, whatever the number of rows; at the sizes tried it
-was evaluated at many random rows.
+operands, or because both are one function of the rows of anchored tensors, and have equal values. A row is what a
+tensor holds for one position in its leading axes, those whose sizes vary (batch and tokens).
 """
 
 import hashlib
@@ -12,7 +10,6 @@ from collections import ChainMap, Counter
 from collections.abc import Container, Mapping, Sequence
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 import onnx
@@ -89,16 +86,14 @@ class _Side:
         """A digest of what a tensor is computed from, which uses the `ids` of its operands."""
         if name in self.weights and name not in self.program.overridable:
             return _digest("constant", *self.weights.described(name))
-        node = self.makers.get(name)
-        if node is None:
-            default = self.weights.get(name)
-            return _digest("input", name, None if default is None else default.tobytes())
-        return self._of_node(node, name, ChainMap(self.ids))
+        if name in self.makers:
+            return self._of_node(self.makers[name], name, ChainMap(self.ids))
+        return _digest("input", name, self.weights.described(name) if name in self.weights else None)
 
     def _of_node(self, node: onnx.NodeProto, name: str, numbers: ChainMap[str, str]) -> str:
-        (domain, kind), value = key_of(node), constant_of(node)
-        if value is not None:
-            constant = onnx.numpy_helper.to_array(value)
+        domain, kind = key_of(node)
+        if constant_of(node) is not None:
+            constant = self.program.constant(node)
             return _digest("constant", str(constant.dtype), constant.shape, content(constant))
         if kind == "Identity" and not domain:
             return numbers.get(node.input[0], name)
@@ -106,13 +101,11 @@ class _Side:
         if kind in _COMMUTATIVE and not domain:
             operands.sort()
         graphs = sorted(subgraphs(node), key=lambda each: each[0])
-        held = {each for each, _ in graphs}
-        attributes = sorted(each.SerializeToString() for each in node.attribute if each.name not in held)
-        bodies: list[Any] = [(each, self._of_body(graph, numbers)) for each, graph in graphs]
-        place = list(node.output).index(name)
-        bodies += enumerate(self.functions.get((node.domain, kind), ()))
-        number = self.program.opsets.get(domain), len(node.output) if kind == "Split" else 0
-        made = _digest(domain, number, kind, tuple(operands), attributes, place, bodies)
+        bodies = [(each, self._of_body(graph, numbers)) for each, graph in graphs]
+        attributes = sorted(each.SerializeToString() for each in node.attribute if each.name not in dict(graphs))
+        functions, version = self.functions.get((node.domain, kind)), self.program.opsets.get(domain)
+        place = list(node.output).index(name), len(node.output) if kind == "Split" else 0
+        made = _digest(domain, version, kind, operands, attributes, place, bodies, functions)
         if is_random(kind) or (kind == "Dropout" and len(node.input) > 2):
             self._draws[made] += 1  # one draw is not another
             return _digest(made, self._draws[made])
@@ -138,7 +131,7 @@ class Anchors:
         Without any, the same operators must compute all outputs from the same constants and inputs.
         """
         self.a, self.b, self._runs = _Side(a, runs[0]), _Side(b, runs[1]), runs
-        self._held: set[str] = set()  # ids that a tensor of B has
+        self._held: set[str] = set()  # the ids of tensors of B
         self.same: set[str] = set()  # tensors of B that a node computes as one of A does
         self._by_print = grouped((each.exact, name) for name, each in self.a.prints.items())
         self._failed: str = ""
@@ -155,8 +148,7 @@ class Anchors:
             else:
                 number = self._anchor(name) or number
             self.b.ids[name] = number
-            if number in self._known:
-                self._held.add(number)
+            self._held.add(number)
         for value in self.a.program.graph.output:
             if self.b.ids.get(value.name) != self.a.ids[value.name]:
                 return self._failed or f"output '{value.name}' is not computed as in the original"
@@ -169,7 +161,7 @@ class Anchors:
         """
         found: dict[str, str] = {}
         for side, runs, others in zip((self.a, self.b), self._runs, (self._held, self._known), strict=True):
-            for name in (each for run in runs[:1] for each in sorted(run.decided.difference(run.data))):
+            for name in sorted(runs[0].decided.difference(runs[0].data)):
                 node = side.makers.get(name)
                 if node is None or node.op_type in _CHOSEN or side.ids[name] in others:
                     continue
@@ -228,7 +220,7 @@ class EqualTensors(Anchors):
     def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]]) -> None:
         super().__init__(a, b, runs)
         self.departs()
-        held = {self.b.ids[name] for name in self.same}, {*self.b.ids.values()}
+        held = {self.b.ids[name] for name in self.same}, self._held
         self.of_a = tuple({name for name, number in self.a.ids.items() if number in each} for each in held)
         self.of_b = self.same, {name for name, number in self.b.ids.items() if number in self._known}
 
@@ -328,12 +320,12 @@ def _of_shape(side: _Side, name: str, anchored: Container[str]) -> bool:
             return []
         if node is None or node.domain or node.op_type not in _OF_SHAPES:
             return None
-        chosen = node.input[1:] if node.op_type in ("Gather", "Slice", "Unsqueeze", "Squeeze", "Reshape") else ()
-        if any(each and each not in side.fixed for each in chosen):
+        count = len(node.input) if node.op_type in ("Concat", "Mul") else 1  # the others say which sizes
+        if any(each and each not in side.fixed for each in node.input[count:]):
             return None
         if node.op_type == "Shape":
             return [] if side.ids.get(node.input[0]) in anchored else None
-        return [*node.input][: 1 if chosen else None]
+        return list(node.input[:count])
 
     return all(sizes(each) is not None for each in reached([name], lambda each: sizes(each) or []))
 
