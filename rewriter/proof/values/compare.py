@@ -43,9 +43,7 @@ from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import LAST_PLACES, Fold, folded, products
 from rewriter.proof.values.heads import (
-    Region,
     Regions,
-    Replacing,
     distance,
     distance_up_to,
     linear_leaf,
@@ -54,7 +52,7 @@ from rewriter.proof.values.heads import (
 )
 from rewriter.proof.values.prints import Fingerprints, Signs, same_value
 from rewriter.proof.values.uniform import Anchors, EqualTensors
-from rewriter.proof.values.walk import Kept, wide
+from rewriter.proof.values.walk import Kept, Region, wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
@@ -113,16 +111,14 @@ def _readings(low: float) -> Sequence[Reading]:
     )  # fmt: skip
 
 
-def _unsettled(
-    runs: Sequence[Replacing], others: Sequence[Replacing], *, sizes: bool = False
-) -> dict[str, frozenset[str]]:
+def _unsettled(runs: Sequence[Kept], others: Sequence[Kept], *, sizes: bool = False) -> dict[str, frozenset[str]]:
     """Comparisons of inputs' integers that the drawn inputs do not settle, with the same ones of the other model.
 
     They always had the same result, or their sides were never equal. With `sizes`, those of sizes are included if
     they had one result.
     """
 
-    def made(each: Sequence[Replacing]) -> dict[str, list[Choice | None]]:
+    def made(each: Sequence[Kept]) -> dict[str, list[Choice | None]]:
         return {name: [run.choices.get(name) for run in each] for one in each for name in one.choices}
 
     def key(choices: Sequence[Choice | None]) -> object:
@@ -318,7 +314,7 @@ class Pair:
     def _departing(self, reading: Reading, case: Case) -> Departure:
         point = at_random([case])
 
-        def evaluate(program: Program, replaced: Mapping[str, Value], **options: Any) -> Replacing:
+        def evaluate(program: Program, replaced: Mapping[str, Value], **options: Any) -> Kept:
             return self._evaluated(program, point, reading, printing=True, replaced=replaced, **options)[0][0]
 
         a, b = evaluate(self.a, {}), evaluate(self.b, {})
@@ -330,7 +326,7 @@ class Pair:
         self._about = next((each.output for each in wrong), self._about)
         if not self._isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
-        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, whole=True))
+        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=None))
 
     def _equal(
         self,
@@ -355,7 +351,7 @@ class Pair:
 
     def _same(
         self, reading: Reading, draws: Sequence[Sequence[Case]]
-    ) -> tuple[list[Replacing], list[Replacing], list[Drawn]] | None:
+    ) -> tuple[list[Kept], list[Kept], list[Drawn]] | None:
         """Evaluations of both models at the points that A takes, where all outputs are the same; None otherwise.
 
         A prime is drawn for each of the draws.
@@ -533,22 +529,23 @@ class Pair:
         beside: Sequence[Evaluator] = (),
         zeroed: Sequence[set[int]] = (),
         **further: Any,
-    ) -> tuple[list[Replacing], list[str]]:
+    ) -> tuple[list[Kept], list[str]]:
         """One evaluation for each point, the first of a reading with fingerprints; and why some failed.
 
         They are run in step, `beside` others.
         """
         ours = program is self.a
         regions = self._heads.get(reading, Regions()).regions if ours else {}
-        options: dict[str, Any] = {"cover": self.cover, "in_reals": reading.in_reals}
-        made: list[Replacing] = []
+        leaves = {name for each in regions.values() for name in each.leaves}
+        options = {"cover": self.cover, "in_reals": reading.in_reals, "regions": regions, "keep": leaves}
+        made = list[Kept]()
         for place, (modulus, key, case) in enumerate(drawn):
             f = reading.field(modulus, key, () if ours else self._products)
             f.watched, f.zeroed = not self._last[0], zeroed[place] if zeroed else set()
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
-            made.append(Replacing(program, f, case.feeds, regions=regions, **{**options, **further}))
+            made.append(Kept(program, f, case.feeds, **{**options, **further}))
         return made, in_step([*made, *beside])[: len(made)]
 
     def _tried_only(self) -> tuple[str, Mapping[str, str]]:
@@ -616,7 +613,7 @@ class Pair:
         shapes = [[value.shape for value in each.feeds.values()] for each in (case, *self.points)]
         return shapes[0] not in shapes[1:]
 
-    def _unfit(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
+    def _unfit(self, reading: Reading, a: Sequence[Kept], b: Sequence[Kept]) -> str:
         """Why equal values prove nothing; empty if they do."""
         outputs = a[0].outputs()
         known = (n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n]))
@@ -648,7 +645,7 @@ class Pair:
         return ""
 
     def _never_compared(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
+        self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept], drawn: Sequence[Drawn]
     ) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
@@ -686,7 +683,7 @@ class Pair:
         return ""
 
     def _decided_otherwise(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
+        self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept], drawn: Sequence[Drawn]
     ) -> str:
         """Why equal values prove nothing: masks, or that a number is 0, decide a sign that one model alone takes."""
         heads = self._heads.get(reading, Regions())

@@ -5,7 +5,7 @@ B is never cut. An activation of A, a tensor F_A(y) of one or two leaves in fron
 weights inside the heads, their masks, their layout and their output projection are linear algebra there.
 
 1. `proposals` reads F_A and F_B at one small size, by following an entry backwards (`rewriter.proof.values.walk`).
-2. `Replacing` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
+2. `Kept` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
    note how far below its row's first score each masked score is (`Regions.unmasked`).
 3. `distance` encloses |F_B - F_A| for every real y, by ball arithmetic.
 
@@ -17,7 +17,6 @@ import secrets
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -42,7 +41,7 @@ from rewriter.proof.certificate import expressions as ex
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, leaf, ordered
 from rewriter.proof.records import CEILINGS, TOPS, Claimed
-from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, wide
+from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Region, Walk, aligned, replaced, wide
 
 MOST_LEAVES, _MOST_ENDS = 2, 8
 _DEEPEST = 100_000
@@ -64,16 +63,6 @@ _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear")
 _ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
 _WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 1), "QLinearMatMul": 3}
 """Linear layers, with the place of their weights among their operands; of `_ROWS` they are a matrix."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """An activation of A that became heads."""
-
-    output: str  # its tensor in A
-    leaves: tuple[str, ...]  # tensors of A that it is a function of: the pre-activation, or both operands of a gate
-    original: Expression  # F_A, of `leaf(0)` and `leaf(1)`
-    rewritten: Expression  # F_B
 
 
 @dataclass
@@ -105,7 +94,7 @@ class Regions:
         self.inside |= reader.inside
         self.cones.update(*(_between(reader, each.output, each.leaves) for each in reader.regions.values()))
 
-    def unmasked(self, a: "Replacing", b: "Replacing") -> Iterator[str]:
+    def unmasked(self, a: Kept, b: Kept) -> Iterator[str]:
         """Nodes of both models with masked scores that are not known to be far below the others.
 
         A score that is masked by a number weighs nothing in the field. That is right where the number is below every
@@ -118,39 +107,6 @@ class Regions:
                 apart = {gap for gap, near in noted.gaps if near or name in inside} - known
                 if apart - allowed.get(name, set()) and not (run is a and name in self.cones):
                     yield name
-
-
-class Replacing(Kept):
-    """An evaluation with regions replaced: A' of A, or B where there are none."""
-
-    def __init__(
-        self, program: Program, field: Field, feeds: Mapping[str, Array], *,
-        regions: Mapping[str, Region] | None = None, whole: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
-        """Kept are the leaves of regions; all tensors, if `whole`."""
-        self.regions = dict(regions or {})  # by output
-        leaves = {name for each in self.regions.values() for name in each.leaves}
-        super().__init__(program, field, feeds, keep=None if whole else leaves, **options)
-
-    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        """Replace a region. Raises Unsupported where F_A is not what A computes."""
-        own = self.makers.get(name) is node
-        if own and name in self.regions:  # leaves of this round of a loop are in the environment
-            around = ChainMap(environment, self.values)
-            environment[name] = _replaced(self.field, self.regions[name], around, environment[name])
-        super().computed(node, name, environment)
-
-    def conditions(self, inside: AbstractSet[str]) -> set[tuple[int, int]]:
-        """The conditions of all nodes but those inside of heads, which have them in other rows too."""
-        return {each for node, noted in self.noted if inside.isdisjoint(node.output) for each in noted.conditions}
-
-
-def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
-    """What F_B is, of the values of the leaves. Raises Unsupported where the tensor is not F_A."""
-    leaves = {leaf(place): values[name].entries for place, name in enumerate(region.leaves)}
-    if not np.array_equal(np.broadcast_to(in_field(f, region.original, leaves), value.shape), value.entries):
-        raise Unsupported(f"the activation {region.output} is not the function that was read")
-    return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
 
 
 # -- proposals -------------------------------------------------------------------------------------------------------
@@ -187,9 +143,7 @@ def proposals(
                 with suppress(Unsupported):
                     other.outputs()  # the error where it failed
                     same, feeds = field(other.field.modulus, other.field.key), other.feeds
-                    reader = _Reader(
-                        a, same, feeds, other, regions=found.regions, whole=True, constants=False, **options
-                    )
+                    reader = _Reader(a, same, feeds, other, regions=found.regions, constants=False, **options)
                     reader.run()
                     found.add(reader, other)
                     missing.difference_update(reader.values)
@@ -298,7 +252,7 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
             yield _Layer(data, weight, -1 if operand == 0 else -2, matrix)
 
 
-class _Reader(Replacing):
+class _Reader(Kept):
     """Evaluates A at a small size; where an activation meets its linear layer, both functions are read."""
 
     def __init__(
@@ -328,7 +282,7 @@ class _Reader(Replacing):
                 continue
             try:
                 region = self._read(name, leaves, layer)
-                new = {name: _replaced(self.field, region, self.values, self.values[name])}
+                new = {name: replaced(self.field, region, self.values, self.values[name])}
                 around = ChainMap(dict(new), environment, self.values)  # what is no longer needed included
                 for each in before:
                     if not new.keys().isdisjoint(each.input):

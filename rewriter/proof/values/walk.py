@@ -9,6 +9,7 @@ attention to other tokens nothing is left.
 
 from collections import ChainMap
 from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import product
 from typing import Any
@@ -18,7 +19,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Value, is_float, known_number
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float, known_number
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.nodes import CONTROL
@@ -41,21 +42,36 @@ UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionE
 """Exceptions raised by a walk where names or shapes are unexpected."""
 
 
+@dataclass(frozen=True)
+class Region:
+    """An activation of A that became heads."""
+
+    output: str  # its tensor in A
+    leaves: tuple[str, ...]  # tensors of A that it is a function of: the pre-activation, or both operands of a gate
+    original: Expression  # F_A, of `leaf(0)` and `leaf(1)`
+    rewritten: Expression  # F_B
+
+
 class Kept(Fingerprints):
-    """An evaluation whose tensors are kept; of a loop, those of the first round."""
+    """An evaluation whose tensors are kept; of a loop, those of the first round. With regions replaced, it is A'."""
 
     def __init__(
-        self, program: Program, field: Field, feeds: Mapping[str, Array], *, keep: Container[str] | None = None,
-        **options: Any,
+        self, program: Program, field: Field, feeds: Mapping[str, Array], *,
+        regions: Mapping[str, Region] | None = None, keep: Container[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """`keep`: which tensors are kept; by default all."""
+        """`regions` by output; `keep`: which tensors are kept, the leaves of regions among them; by default all."""
         super().__init__(program, field, feeds, **options)
-        self.makers, self._keep = program.makers, keep
+        self.makers, self.regions, self._keep = program.makers, dict(regions or {}), keep
         self.values: ChainMap[str, Any] = ChainMap({}, program.weights(program.graph))
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        super().computed(node, name, environment)
-        if self.makers.get(name) is node and name not in self.values:  # not a part of a definition, of any name
+        """Replace a region, and keep what is computed. Raises Unsupported where F_A is not what A computes."""
+        if self.makers.get(name) is not node:  # a part of a definition, of any name
+            return
+        if name in self.regions:  # leaves of this round of a loop are in the environment
+            around = ChainMap(environment, self.values)
+            environment[name] = replaced(self.field, self.regions[name], around, environment[name])
+        if name not in self.values:
             weights, names = self.program.weights(self.program.graph), [each for each in (*node.input, name) if each]
             walked = any(isinstance(environment[each], Value) for each in names)
             for each in names:
@@ -84,6 +100,14 @@ class Kept(Fingerprints):
         if node is None or not (value.size == 1 if isinstance(value, Value) else node.op_type in _CONDITIONS):
             return entries
         return (entries and node.op_type in CONTROL) or any(self.depends(each) for each in node.input)
+
+
+def replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
+    """What F_B is, of the values of the leaves. Raises Unsupported where the tensor is not F_A."""
+    leaves = {ex.leaf(place): values[name].entries for place, name in enumerate(region.leaves)}
+    if not np.array_equal(np.broadcast_to(in_field(f, region.original, leaves), value.shape), value.entries):
+        raise Unsupported(f"the activation {region.output} is not the function that was read")
+    return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
 
 
 def _narrow(constant: Array) -> Array:
