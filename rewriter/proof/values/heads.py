@@ -359,20 +359,16 @@ class _Reader(Kept):
     def _read(self, name: str, leaves: Sequence[str], layer: _Layer) -> Region:
         """Both functions. Raises NotAFunction."""
         shape = self.values[layer.data].shape
-        middle, fixed = [size // 2 for size in shape], 0
+        middle, front = [size // 2 for size in shape], tuple[int, ...]()
         if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
-            fixed = len(shape) - 2
-            layer = replace(layer, matrix=layer.matrix[aligned(middle[:-2], layer.matrix.shape[:-2])])
+            front = aligned(middle[:-2], layer.matrix.shape[:-2])
+            layer = replace(layer, matrix=layer.matrix[front])
         # Clip and Relu may be 0 at an entry of A or of B, and so may pruned neurons: it says nothing about heads.
         values = [self.values[each].entries.reshape(shape) for each in (layer.data, *leaves)]
         live = np.logical_and.reduce([each != 0 for each in values])
         n = _telling(live.any(tuple({*range(len(shape))} - {layer.axis % len(shape)})), layer.matrix)
         middle[layer.axis] = n
-        spots = np.argwhere(np.take(live, [n], layer.axis))
-        spots[:, layer.axis] = n
-        spots = spots[(spots[:, :fixed] == middle[:fixed]).all(axis=1)]
-        spots = spots[np.abs(spots - middle).sum(axis=1).argsort(kind="stable")]
-        *others, last = spots[:_MOST_READ].tolist() or [middle]
+        *others, last = _spots(live, layer.axis, n, middle, front)[:_MOST_READ] or [middle]
         for each in others:
             with suppress(NotAFunction):
                 return self._read_at(name, leaves, layer, each)
@@ -409,10 +405,8 @@ class _Reader(Kept):
         nodes = self._twins.get(b"" if layer.matrix is None else content(layer.matrix)) or [*run.makers.values()]
         if isinstance(layer.weight, str):
             nodes = [node for node in nodes if layer.data in node.input]
-        for name, spots in _multiplied(run, nodes, layer, n, place):
-            for spot in spots:
-                if run.values[name].entries[spot] == 0:
-                    continue
+        for name, front, k in dict.fromkeys(_multiplied(run, nodes, layer, n)):  # what several nodes read is one term
+            for spot in _spots(run.values[name].entries, layer.axis, k, place, front):
                 walk = Walk(run, leaves)
                 try:
                     made = walk.at(name, spot)
@@ -440,48 +434,43 @@ def _telling(live: Array, weight: Array | None) -> int:
 
 
 def _multiplied(
-    run: Kept, nodes: Iterable[onnx.NodeProto], layer: _Layer, n: int, place: Sequence[int]
-) -> Iterator[tuple[str, Sequence[tuple[int, ...]]]]:
-    """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
-    met = set[tuple[str, tuple[int, ...], int]]()  # entries that several nodes read are one term
+    run: Kept, nodes: Iterable[onnx.NodeProto], layer: _Layer, n: int
+) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Tensors of B that are multiplied by what n is in A: which of several matrices does so, and its row."""
     for node in nodes:
         for other in _layers(run, node, run.values):
             named = not isinstance(layer.weight, str) or other.data == layer.data
             if other.data not in run.values or other.axis != layer.axis or not named:
                 continue
-            shape = run.values[other.data].shape
             if layer.matrix is not None and other.matrix is not None:
                 rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
-            else:
-                rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
-            for front, k in rows:
-                if (other.data, front, k) in met:
-                    continue
-                met.add((other.data, front, k))
-                axis = range(len(shape))[other.axis]
-                lines = np.ndindex(*shape[:axis], 1, *shape[axis + 1 :])
-                spots = [(*at[:axis], k, *at[axis + 1 :]) for at in lines if _fits(shape, at[:-1], front)]
-                # Those of the same token first, as far as both have the same axes.
-                there = place[: other.axis][::-1]
-                spots.sort(key=lambda at: any(a != b for a, b in zip(at[: other.axis][::-1], there, strict=False)))
-                yield other.data, spots[:_MOST_PLACES]
-
-
-def _fits(shape: Sequence[int], spot: tuple[int, ...], front: tuple[int, ...]) -> bool:
-    """Whether an entry is multiplied by the matrix of this index in front, in a product of several."""
-    if not front or shape[-3] == 1:
-        return True
-    return aligned((0,) * len(shape) + front, shape[:-2]) == tuple(spot[:-1][-len(front) :])
+                yield from ((other.data, front, k) for front, k in rows)
+            elif np.array_equal(layer.weight, other.weight):
+                yield other.data, (), n
 
 
 def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """The index in front, and the row, of where a row of weights is in a matrix."""
-    if matrix.ndim < 2 or matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
+    if matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
         return
     for *front, k, c in np.argwhere(matrix[..., : matrix.shape[-1] - row.size + 1] == row[0]).tolist():
-        index: tuple[Any, ...] = (*front, k, slice(c, c + row.size))
-        if np.array_equal(matrix[index], row):
+        if np.array_equal(matrix[*front, k, c : c + row.size], row):
             yield tuple(front), k
+
+
+def _spots(x: Array, axis: int, n: int, near: Sequence[int], front: Sequence[int]) -> list[tuple[int, ...]]:
+    """Places of entries that are not 0 and the n-th along an axis; of several matrices, that of `front` reads them.
+
+    Those close to the place `near`, such as of the same token, come first, as far as both have the same axes.
+    """
+    found = np.argwhere(np.take(x, [n], axis))
+    found[:, axis] = n
+    for back, place in enumerate(front[::-1], 3):
+        if back <= x.ndim and x.shape[-back] > 1:
+            found = found[found[:, -back] == place]
+    shared = min(x.ndim, len(near))
+    distances = np.abs(found[:, x.ndim - shared :] - near[len(near) - shared :]).sum(axis=1)
+    return [*map(tuple, found[distances.argsort(kind="stable")[:_MOST_PLACES]].tolist())]
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------
