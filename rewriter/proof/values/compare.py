@@ -169,6 +169,7 @@ class Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._reason, self._refuted = "", ""
+        self._snapped = set[str]()  # constants of a reading that were not read by their bits
         self._unproved = ""  # why values that were the same at all points proved nothing
         self._signs: tuple[Signs, Signs]  # of a reading
         self._alike: EqualTensors | None
@@ -229,31 +230,24 @@ class Pair:
             if self._refuted and (reading.snaps or not reading.in_reals):
                 continue  # claims take numbers that nodes compute for exact, and others as their bits say
             self._signs, self._alike, self._scaled = (Signs(self.a), Signs(self.b)), None, False
-            if reading != self._readings[0] and self._round(reading, [self.points[:1]]) is None:
+            if reading != self._readings[0] and not self._round(reading, [self.points[:1]]):
                 continue
-            rounds: list[tuple[str, ...]] = []
-            self._last, at_once = ((), ()), _ROUNDS if self._large else 1
+            rounds, at_once = 0, _ROUNDS if self._large else 1
+            self._last, self._snapped = ((), ()), set()
             while (
-                (more := len(rounds) < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs())
-                and len(rounds) < _MOST_ROUNDS
-                and (found := self._next(reading, len(rounds), at_once)) is not None
+                (more := rounds < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs())
+                and rounds < _MOST_ROUNDS
+                and self._next(reading, rounds, at_once)
             ):
-                rounds += [found] * at_once
-            if more and len(rounds) >= _MOST_ROUNDS:
+                rounds += at_once
+            if more and rounds >= _MOST_ROUNDS:
                 self._reason = named = "signs of data decide together, in more ways than can be tried"
                 break
             if not more and (regions := self._bounded(reading)) is not None:
-                coarse = any(each.bound.bound > _COARSE for each in regions)
-                far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
-                tried_only, drawn = self._tried_only() if not far else ("", {})
-                if tried_only and self._settings is _BRIEF:
-                    self._settings = SETTINGS[::2]
-                    self.points = self._maker.cases(self._settings)
-                    return self.compared()
-                odd = next((name for name, kind in drawn.items() if kind in PIECEWISE), "")
-                if not (far or odd):
-                    return self._equal(reading, rounds, regions, tried_only, tuple(drawn))
-                named = far or f"'{odd}' is computed from integers of inputs, and the other model has no such tensor"
+                found = self._equal(reading, regions)
+                if isinstance(found, Certificate):
+                    return found
+                named = found
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
@@ -283,11 +277,11 @@ class Pair:
         _, (failed,) = self._evaluated(self.b, at_random([further]), reading)
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
-    def _next(self, reading: Reading, number: int, count: int) -> tuple[str, ...] | None:
+    def _next(self, reading: Reading, number: int, count: int) -> bool:
         """The next rounds, as `_round`: in every other one, integers are any valid ones, where A takes these."""
         draws = [self._drawn(number + k, loose=self._loose and (number + k) % 2 == 1) for k in range(count)]
         found = self._round(reading, draws)
-        if found is None and self._loose and self.unable:
+        if not found and self._loose and self.unable:
             self._loose, self.unable = False, False
             return self._next(reading, number, count)
         return found
@@ -297,13 +291,15 @@ class Pair:
         maker = self._maker.changed(seed=secrets.randbelow(2**32), loose=loose)
         sizes = {each.name for each in self.points}
         drawn = maker.cases(self._settings, number)
-        further = [each for each in self.points if each.name not in {one.name for one in drawn}]
+        taken = [each for each in drawn if each.name in sizes]
+        most = 1 if self._large and number >= _ROUNDS else None
         if loose:
-            return [each for each in drawn if each.name in sizes][: 1 if self._large and number >= _ROUNDS else None]
-        self.points = [each for each in drawn if each.name in sizes] + further
+            return taken[:most]
+        names = {each.name for each in drawn}
+        self.points = taken + [each for each in self.points if each.name not in names]
         if len(self.points) == 1 and not number:
             return self.points * 2  # what is the same with two keys is a constant
-        return self.points[:1] if self._large and number >= _ROUNDS else self.points
+        return self.points[:most]
 
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
@@ -328,24 +324,31 @@ class Pair:
             return departure(a, b)
         return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=None))
 
-    def _equal(
-        self,
-        reading: Reading,
-        rounds: Sequence[tuple[str, ...]],
-        regions: tuple[CertifiedRegion, ...],
-        tried_only: str,
-        drawn: tuple[str, ...],
-    ) -> Certificate:
+    def _equal(self, reading: Reading, regions: tuple[CertifiedRegion, ...]) -> Certificate | str:
+        """The certificate, where both models had the same values in all rounds; or why these prove nothing."""
+        coarse = any(each.bound.bound > _COARSE for each in regions)
+        if far := self._takes_more(reading) or ("" if coarse else self._far_in_floats()):
+            return far
+        anchors = Anchors(self.a, self.b, self._last)
+        departs = anchors.departs()
+        tried_only, drawn = self._one_size() or departs, anchors.drawn() if departs else {}
+        if tried_only and self._settings is _BRIEF:
+            self._settings = SETTINGS[::2]
+            self.points = self._maker.cases(self._settings)
+            return self.compared()
+        odd = next((name for name, kind in drawn.items() if kind in PIECEWISE), "")
+        if odd:
+            return f"'{odd}' is computed from integers of inputs, and the other model has no such tensor"
         partly = tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
         return Certificate(
             certified=True,
             sizes=tuple(each.name for each in self.points) if tried_only or partly else (),
             bits=math.floor(-math.log2(len(self._readings) * _CHANCE**_ROUNDS)),
-            rounded=tuple(sorted({text for each in rounds for text in each})),
+            rounded=tuple(sorted(self._snapped)),
             folded=tuple(each.spelling for each in self.folds.values()) if reading.folds else (),
             tried_only=tried_only,
             partly=partly,
-            drawn=drawn,
+            drawn=tuple(drawn),
             regions=regions,
         )
 
@@ -356,7 +359,9 @@ class Pair:
 
         A prime is drawn for each of the draws.
         """
-        small = self._small_runs(reading) if self._claims and reading not in self._heads else []
+        small = list[Kept]()
+        if self._claims and reading not in self._heads:
+            small = small_runs(self.b, reading.field, self._maker, in_reals=reading.in_reals)
         every = [point for each in draws for point in at_random(each)]
         made, lost = self._evaluated(self.b, every, reading, beside=small)
         if small:
@@ -382,7 +387,7 @@ class Pair:
             case, differing = next(((case, names) for (*_, case), names in pairs if names), (None, []))
             if case is None:
                 return ours, theirs, drawn
-            if reading in self._heads or not self._read_heads(reading):
+            if reading in self._heads or not self._read_heads(reading).regions:
                 self._differ.append((reading, case))
                 failures = self._heads[reading].failures
                 self._about = self._about or next(iter(failures), "")
@@ -390,16 +395,17 @@ class Pair:
                 self._reason = "; ".join([f"output '{differing[0]}' has other values", *unread[:1]])
                 return None
 
-    def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[str, ...] | None:
-        """The constants that were snapped, where both models have the same values and these prove that; else None."""
+    def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> bool:
+        """Whether both models have the same values, and these prove it; constants that were snapped are noted."""
         same = self._same(reading, draws)
         if same is None:
-            return None
+            return False
         ours, theirs, drawn = same
         near = next((node.output[0] for run in ours + theirs for node, noted in run.noted if noted.near), "")
-        if near and reading.low > self._lowest and not self._has_heads(reading):
+        heads = self._read_heads(reading) if near and reading.low > self._lowest else None
+        if heads is not None and not (heads.regions or heads.masks):
             found = self._round(replace(reading, low=self._lowest), draws)  # what may be exceeded is a number
-            if found is None and len(draws[0]) >= len(self.points):
+            if not found and len(draws[0]) >= len(self.points):
                 why = f"'{near}' masks by a number that scores may exceed, unlike the other model"
                 self._unproved = self._unproved or why
             return found
@@ -423,7 +429,8 @@ class Pair:
         if len(draws[0]) >= len(self.points):
             self._unproved = self._unproved or unfit
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
-        return None if unfit else tuple(f"{value:.9g} = {text}" for each in snapped for value, text in each)
+        self._snapped.update(f"{value:.9g} = {text}" for each in snapped for value, text in each)
+        return not unfit
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
@@ -441,20 +448,12 @@ class Pair:
         return ""
 
     # -- heads
-    def _small_runs(self, reading: Reading) -> list[Kept]:
-        return small_runs(self.b, reading.field, self._maker, in_reals=reading.in_reals)
-
-    def _read_heads(self, reading: Reading, runs: Sequence[Kept] = ()) -> bool:
-        """Look for activations that became heads, in small runs of B; whether there are any."""
-        found = proposals(self.a, self.b, reading.field, self._maker, runs, in_reals=reading.in_reals)
-        self._heads[reading] = found
-        return bool(found.regions)
-
-    def _has_heads(self, reading: Reading) -> bool:
-        """Whether B has heads, whose scores a number may mask."""
+    def _read_heads(self, reading: Reading, runs: Sequence[Kept] = ()) -> Regions:
+        """Activations that became heads, which are looked for once, in small runs of B if these are given."""
         if reading not in self._heads:
-            self._read_heads(reading)
-        return bool(self._heads[reading].regions or self._heads[reading].masks)
+            options = {"in_reals": reading.in_reals}
+            self._heads[reading] = proposals(self.a, self.b, reading.field, self._maker, runs, **options)
+        return self._heads[reading]
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
         """The activations that became heads, with their bounds; None where one is further off than is allowed."""
@@ -548,15 +547,6 @@ class Pair:
             made.append(Kept(program, f, case.feeds, **{**options, **further}))
         return made, in_step([*made, *beside])[: len(made)]
 
-    def _tried_only(self) -> tuple[str, Mapping[str, str]]:
-        """Why equal values at the sizes tried are not known to be equal at every size; empty if they are.
-
-        Then, what is computed from integers in another way, for which only the drawn ones are known.
-        """
-        anchors = Anchors(self.a, self.b, self._last)
-        departs = anchors.departs()
-        return self._one_size() or departs, anchors.drawn() if departs else {}
-
     def _one_size(self) -> str:
         """Which sizes that vary were not varied independently; empty if all were."""
         named: dict[tuple[int, ...], set[str]] = {}
@@ -626,9 +616,7 @@ class Pair:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
         for ours, theirs in zip(a, b, strict=True):
             loose = next(self._heads.get(reading, Regions()).unmasked(ours, theirs), "")
-            if loose and reading not in self._heads:
-                self._read_heads(reading)
-                loose = next(self._heads[reading].unmasked(ours, theirs), "")
+            loose = loose and next(self._read_heads(reading).unmasked(ours, theirs), "")
             if loose:
                 return f"'{loose}' masks by a number that scores may exceed, unlike the other model"
         return ""

@@ -368,7 +368,7 @@ class _Reader(Kept):
         live = np.logical_and.reduce([each != 0 for each in values])
         n = _telling(live.any(tuple({*range(len(shape))} - {layer.axis % len(shape)})), layer.matrix)
         middle[layer.axis] = n
-        *others, last = _spots(live, layer.axis, n, middle, front)[:_MOST_READ] or [middle]
+        *others, last = _spots(live, layer.axis, n, middle, front)[:_MOST_READ] or [tuple(middle)]
         for each in others:
             with suppress(NotAFunction):
                 return self._read_at(name, leaves, layer, each)
@@ -454,7 +454,7 @@ def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[in
     if matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
         return
     for *front, k, c in np.argwhere(matrix[..., : matrix.shape[-1] - row.size + 1] == row[0]).tolist():
-        if np.array_equal(matrix[*front, k, c : c + row.size], row):
+        if np.array_equal(matrix[(*front, k)][c : c + row.size], row):
             yield tuple(front), k
 
 
