@@ -627,10 +627,7 @@ class Pair:
         for node in self.b.graph.node:
             if not behind.isdisjoint(node.input):
                 behind.update(node.output)
-                for block in self._blocks:
-                    if not behind.isdisjoint(block.makes):
-                        return block.output
-        return ""
+        return next((block.output for block in self._blocks if not behind.isdisjoint(block.makes)), "")
 
     def _never_compared(
         self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept], drawn: Sequence[Drawn]
@@ -659,10 +656,9 @@ class Pair:
                     return f"inputs may choose by '{name}' and others, in more ways than can be tried"
                 tried.add(both[0])
                 for mixed in (False, True):
-                    in_turn = [{"turned": turned, "mixed": mixed} for turned in both]
                     (mine, failed), (others, lost) = (
-                        self._evaluated(program, drawn, reading, **dict[str, Any](options))
-                        for program, options in zip((self.a, self.b), in_turn, strict=True)
+                        self._evaluated(program, drawn, reading, turned=turned, mixed=mixed)
+                        for program, turned in zip((self.a, self.b), both, strict=True)
                     )
                     if not any((*failed, *lost)):
                         pending.append((*both, mine, others))

@@ -231,18 +231,13 @@ class Walk:
     def _moved(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
         """The entry that was moved here, found by applying the operator to the numbers of entries, from 1."""
         given = self._run.operands(node)
-        moved = [is_float(each) and not (place and node.op_type == "Pad") for place, each in enumerate(given)]
-        ends = np.cumsum([each.size if move else 0 for each, move in zip(given, moved, strict=True)])
+        ends = np.cumsum([each.size if is_float(each) else 0 for each in given])
         if ends[-1] > _MOST_MOVED:
             raise NotAFunction("it is an entry of a large table")
         if node.output[0] not in self._sources:
             numbered = [
-                Value(np.arange(end - each.size + 1, end + 1, dtype=np.int64).reshape(each.shape))
-                if move
-                else np.zeros_like(each)
-                if is_float(each)
-                else each
-                for each, move, end in zip(given, moved, ends.tolist(), strict=True)
+                Value(np.arange(end - each.size + 1, end + 1).reshape(each.shape)) if is_float(each) else each
+                for each, end in zip(given, ends.tolist(), strict=True)
             ]
             operator = row(*key_of(node))
             if operator is None:
@@ -250,7 +245,7 @@ class Walk:
             self._sources[node.output[0]] = tuple_of(operator(self._call(node), *numbered))
         number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])
         if number == 0:
-            return ex.ZERO  # what is filled in
+            return ex.ZERO  # what is filled in, unless an operand says with what
         source = int(np.searchsorted(ends, number))
         shape = given[source].shape
         return self.at(node.input[source], np.unravel_index(number - 1 - int(ends[source] - given[source].size), shape))
