@@ -77,9 +77,13 @@ class Regions:
     inside: set[str] = field(default_factory=set)  # tensors of B that entries were followed through
     cones: set[str] = field(default_factory=set)  # tensors of A between the leaves of regions and their outputs
 
-    def add(self, reader: "_Reader", theirs: Kept) -> None:
+    def add(self, reader: "_Reader") -> None:
         """Add what was read at a size, and what masks the softmaxes of B there."""
-        for name in _masked_softmaxes(theirs):
+        theirs = reader.theirs
+        for name, node in theirs.makers.items():
+            scores = theirs.values.get(node.input[0]) if node.op_type == "Softmax" else None
+            if not isinstance(scores, Value) or scores.masks is None:
+                continue
             numbers = _all_gaps(theirs, name, reader.read.get(name, {}))
             if numbers or name in reader.read:
                 before = self.masks.get(name, numbers)
@@ -125,7 +129,7 @@ def proposals(
     a: Program, b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, runs: Sequence[Kept] = (),
     **options: Any,
 ) -> Regions:  # fmt: skip
-    """Read the activations of A that became heads in B, whose `small_runs` may have been run; `field` is theirs.
+    """Read the activations of A that became heads in B, whose `small_runs` may have been run.
 
     Sizes at which a model cannot be evaluated are left out. Flags of inputs and signs of data may decide which bodies
     are evaluated.
@@ -142,10 +146,9 @@ def proposals(
             for other in runs:
                 with suppress(Unsupported):
                     other.outputs()  # the error where it failed
-                    same, feeds = field(other.field.modulus, other.field.key), other.feeds
-                    reader = _Reader(a, same, feeds, other, regions=found.regions, constants=False, **options)
+                    reader = _Reader(a, other, regions=found.regions, constants=False, **options)
                     reader.run()
-                    found.add(reader, other)
+                    found.add(reader)
                     missing.difference_update(reader.values)
                     decided |= any(count == 1 for _, noted in reader.noted for count, _ in noted.coins)
             if not missing or (number and not decided):
@@ -163,13 +166,6 @@ def _between(run: Kept, output: str, leaves: Sequence[str]) -> set[str]:
         return [each for each in names if each and run.depends(each)]
 
     return {*reached([output], before)} - {*leaves}
-
-
-def _masked_softmaxes(run: Kept) -> Iterator[str]:
-    for name, node in run.makers.items():
-        scores = run.values.get(node.input[0]) if node.op_type == "Softmax" else None
-        if isinstance(scores, Value) and scores.masks is not None:
-            yield name
 
 
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
@@ -255,15 +251,13 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
 class _Reader(Kept):
     """Evaluates A at a small size; where an activation meets its linear layer, both functions are read."""
 
-    def __init__(
-        self, program: Program, field: Field, feeds: Mapping[str, Array], theirs: Kept, **options: Any
-    ) -> None:
-        super().__init__(program, field, feeds, **options)
+    def __init__(self, program: Program, theirs: Kept, **options: Any) -> None:
+        super().__init__(program, theirs.field, theirs.feeds, **options)
         self.failures: dict[str, str] = {}
         self.read: dict[str, dict[int, Expression]] = {}  # by softmax of B, what masks it
         self.scores: dict[str, list[Expression]] = {}  # by softmax of B, scores that are not masked
         self.inside: set[str] = set()  # tensors of B that entries were followed through
-        self._theirs = theirs
+        self.theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
         # By content of its weights, the linear layers of B.
         layers = (
@@ -401,7 +395,7 @@ class _Reader(Kept):
 
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises NotAFunction where there are none."""
-        run, terms, why = self._theirs, list[Expression](), ""
+        run, terms, why = self.theirs, list[Expression](), ""
         nodes = self._twins.get(b"" if layer.matrix is None else content(layer.matrix)) or [*run.makers.values()]
         if isinstance(layer.weight, str):
             nodes = [node for node in nodes if layer.data in node.input]
