@@ -94,13 +94,13 @@ class Reading:
         return Field(modulus, key, snaps=self.snaps, products=products, low=self.low)
 
 
-Drawn = tuple[Modulus, bytes, Case]  # inputs, and the prime and the key that they are evaluated with
+Point = tuple[Modulus, bytes, Mapping[str, Array]]  # a prime, a key and inputs
 
 
-def at_random(cases: Sequence[Case]) -> list[Drawn]:
+def at_random(cases: Sequence[Case]) -> list[Point]:
     """A prime for some inputs, and a key for each."""
     modulus = Modulus()
-    return [(modulus, secrets.token_bytes(16), case) for case in cases]
+    return [(modulus, secrets.token_bytes(16), case.feeds) for case in cases]
 
 
 def _readings(low: float) -> Sequence[Reading]:
@@ -352,9 +352,7 @@ class Pair:
             regions=regions,
         )
 
-    def _same(
-        self, reading: Reading, draws: Sequence[Sequence[Case]]
-    ) -> tuple[list[Kept], list[Kept], list[Drawn]] | None:
+    def _same(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[list[Kept], list[Kept]] | None:
         """Evaluations of both models at the points that A takes, where all outputs are the same; None otherwise.
 
         A prime is drawn for each of the draws.
@@ -362,6 +360,7 @@ class Pair:
         small = list[Kept]()
         if self._claims and reading not in self._heads:
             small = small_runs(self.b, reading.field, self._maker, in_reals=reading.in_reals)
+        cases = [case for each in draws for case in each]
         every = [point for each in draws for point in at_random(each)]
         made, lost = self._evaluated(self.b, every, reading, beside=small)
         if small:
@@ -372,21 +371,20 @@ class Pair:
             if all(failed):
                 self.unable, self._reason = True, f"the first model cannot be evaluated: {failed[0]}"
                 return None
-            if any(why and case not in self.points for (*_, case), why in zip(every, failed, strict=True)):
+            refused = [case for case, why in zip(cases, failed, strict=True) if why]
+            if any(case not in self.points for case in refused):
                 self.unable = True  # integers that are drawn apart from sizes
                 return None
-            if any(failed):  # sizes that it does not take
-                refused = [id(case) for (*_, case), why in zip(every, failed, strict=True) if why]
-                self.points = [case for case in self.points if id(case) not in refused]
+            self.points = [case for case in self.points if case not in refused]  # sizes that it takes
             kept = [place for place, why in enumerate(failed) if not why]
-            ours, theirs, drawn = [ours[k] for k in kept], [made[k] for k in kept], [every[k] for k in kept]
+            ours, theirs = [ours[k] for k in kept], [made[k] for k in kept]
             if why := next((lost[k] for k in kept if lost[k]), ""):
                 self.unable, self._reason = True, f"the second model cannot be evaluated: {why}"
                 return None
-            pairs = zip(drawn, map(self._differing, ours, theirs), strict=True)
-            case, differing = next(((case, names) for (*_, case), names in pairs if names), (None, []))
+            pairs = zip(kept, map(self._differing, ours, theirs), strict=True)
+            case, differing = next(((cases[k], names) for k, names in pairs if names), (None, []))
             if case is None:
-                return ours, theirs, drawn
+                return ours, theirs
             if reading in self._heads or not self._read_heads(reading).regions:
                 self._differ.append((reading, case))
                 failures = self._heads[reading].failures
@@ -400,7 +398,7 @@ class Pair:
         same = self._same(reading, draws)
         if same is None:
             return False
-        ours, theirs, drawn = same
+        ours, theirs = same
         near = next((node.output[0] for run in ours + theirs for node, noted in run.noted if noted.near), "")
         heads = self._read_heads(reading) if near and reading.low > self._lowest else None
         if heads is not None and not (heads.regions or heads.masks):
@@ -410,7 +408,7 @@ class Pair:
                 self._unproved = self._unproved or why
             return found
         self._partly = self._read_in_part(ours, theirs)
-        further = self._longer(theirs) if self._partly and len(drawn) > 1 else None
+        further = self._longer(theirs) if self._partly and len(ours) > 1 else None
         if further is not None:
             self.points.append(further)
             return self._round(reading, [[*each, further] for each in draws])
@@ -422,8 +420,8 @@ class Pair:
         settling = not (self._loose and all(case in self.points for each in draws for case in each))
         unfit = (
             self._unfit(reading, ours, theirs)
-            or self._decided_otherwise(reading, ours, theirs, drawn)
-            or (self._never_compared(reading, ours, theirs, drawn) if settling else "")
+            or self._decided_otherwise(reading, ours, theirs)
+            or (self._never_compared(reading, ours, theirs) if settling else "")
         )
         self._reason = unfit or self._reason
         if len(draws[0]) >= len(self.points):
@@ -523,7 +521,7 @@ class Pair:
     def _evaluated(
         self,
         program: Program,
-        drawn: Sequence[Drawn],
+        points: Sequence[Point],
         reading: Reading,
         beside: Sequence[Evaluator] = (),
         zeroed: Sequence[set[int]] = (),
@@ -538,13 +536,13 @@ class Pair:
         leaves = {name for each in regions.values() for name in each.leaves}
         options = {"cover": self.cover, "in_reals": reading.in_reals, "regions": regions, "keep": leaves}
         made = list[Kept]()
-        for place, (modulus, key, case) in enumerate(drawn):
+        for place, (modulus, key, feeds) in enumerate(points):
             f = reading.field(modulus, key, () if ours else self._products)
             f.watched, f.zeroed = not self._last[0], zeroed[place] if zeroed else set()
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
-            made.append(Kept(program, f, case.feeds, **{**options, **further}))
+            made.append(Kept(program, f, feeds, **{**options, **further}))
         return made, in_step([*made, *beside])[: len(made)]
 
     def _one_size(self) -> str:
@@ -629,9 +627,7 @@ class Pair:
                 behind.update(node.output)
         return next((block.output for block in self._blocks if not behind.isdisjoint(block.makes)), "")
 
-    def _never_compared(
-        self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept], drawn: Sequence[Drawn]
-    ) -> str:
+    def _never_compared(self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept]) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
         Comparisons of both models that the drawn inputs do not settle are turned, all of their entries or at random, in
@@ -642,6 +638,7 @@ class Pair:
         for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
             self._about = self._block_behind(one_way)
             return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
+        points = [(run.field.modulus, run.field.key, run.feeds) for run in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
@@ -657,7 +654,7 @@ class Pair:
                 tried.add(both[0])
                 for mixed in (False, True):
                     (mine, failed), (others, lost) = (
-                        self._evaluated(program, drawn, reading, turned=turned, mixed=mixed)
+                        self._evaluated(program, points, reading, turned=turned, mixed=mixed)
                         for program, turned in zip((self.a, self.b), both, strict=True)
                     )
                     if not any((*failed, *lost)):
@@ -666,11 +663,10 @@ class Pair:
                         return f"'{name}' compares integers, and what follows from the other result is not known"
         return ""
 
-    def _decided_otherwise(
-        self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept], drawn: Sequence[Drawn]
-    ) -> str:
+    def _decided_otherwise(self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept]) -> str:
         """Why equal values prove nothing: masks, or that a number is 0, decide a sign that one model alone takes."""
         heads = self._heads.get(reading, Regions())
+        points = [(run.field.modulus, run.field.key, run.feeds) for run in ours]
         cases = (self.a, ours, heads.cones, theirs, heads.inside), (self.b, theirs, heads.inside, ours, heads.cones)
         for program, own, inside, other, outside in cases:
             found = [(x.conditions(inside), y.conditions(outside)) for x, y in zip(own, other, strict=True)]
@@ -680,7 +676,7 @@ class Pair:
             if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
                 return _COIN
             if any(apart):
-                zeroed, failed = self._evaluated(program, drawn, reading, zeroed=apart)
+                zeroed, failed = self._evaluated(program, points, reading, zeroed=apart)
                 if any(failed) or any(map(self._differing, zeroed, other)):
                     return _COIN
         return ""
