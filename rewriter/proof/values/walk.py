@@ -169,9 +169,8 @@ class Walk:
         known = known_number(abs(value), size) if self._run.field.snaps else None
         if known is None or isinstance(known[4], str) or known[3] != 1:
             return ex.constant(value)
-        root = ex.apply("sqrt", ex.constant(fmpq(known[4].numerator, known[4].denominator)))
-        sign = 1 if value > 0 else -1
-        return ex.mul(ex.constant(fmpq(sign * known[2].numerator, known[2].denominator)), root)
+        factor = known[2] if value > 0 else -known[2]
+        return ex.mul(ex.constant(factor), ex.apply("sqrt", ex.constant(known[4])))
 
     def _shifted(self, entry: int) -> Expression | None:
         """A leaf and a number, short or of a small constant, that a linear layer adds to it; None otherwise."""
@@ -188,20 +187,14 @@ class Walk:
         """Whether an entry that is a leaf is computed from a leaf."""
         if node.op_type in _MOVED:
             return True
-        for place, operand in enumerate(self._run.operands(node)):
-            if not isinstance(operand, Value):
-                continue
-            if node.op_type in PRODUCTS:
-                if place > 1 or operand.ndim < 2:
-                    continue
-                entries = _factors(self._run, node, operand, index, place)
-            elif key_of(node) in ELEMENTWISE:
-                entries = operand.entries[aligned(index, operand.shape)]
-            else:
-                return False
-            if np.isin(entries, list(self._leaves)).any():
-                return True
-        return False
+        given = [(place, x) for place, x in enumerate(self._run.operands(node)) if isinstance(x, Value)]
+        if node.op_type in PRODUCTS:
+            read = [_factors(self._run, node, x, index, place) for place, x in given if place < 2 <= x.ndim]
+        elif key_of(node) in ELEMENTWISE:
+            read = [x.entries[aligned(index, x.shape)] for _, x in given]
+        else:
+            return False
+        return any(np.isin(each, list(self._leaves)).any() for each in read)
 
     def _behind(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
         """What a node makes an entry of."""
