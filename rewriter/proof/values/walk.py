@@ -345,18 +345,15 @@ def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expre
 
 def wide(expression: Expression, values: Mapping[Expression, Expression] | None = None) -> Expression:
     """The expression for ball arithmetic: softmax less the largest score; leaves replaced."""
-    made: dict[Expression, Expression] = {}
+    made = {**(values or {})}
     for part in ordered(expression):
-        operands = tuple(made[each] for each in part.operands)
-        if values and part in values:
-            made[part] = values[part]
-        elif part.operator == "softmax":
+        if part in made:
+            continue
+        operands, build = tuple(made[each] for each in part.operands), ex.BUILDERS.get(part.operator)
+        if part.operator == "softmax":
             made[part] = ex.softmax(operands)[int(str(part.value))]
-        elif not operands:
-            made[part] = part
         else:
-            build = ex.BUILDERS.get(part.operator)
-            made[part] = build(*operands) if build else ex.symbol(part.operator, operands, None)
+            made[part] = build(*operands) if build else ex.symbol(part.operator, operands, part.value)
     return made[expression]
 
 
