@@ -43,9 +43,7 @@ from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import LAST_PLACES, Fold, folded, products
 from rewriter.proof.values.heads import (
-    Region,
     Regions,
-    Replacing,
     distance,
     distance_up_to,
     linear_leaf,
@@ -54,7 +52,7 @@ from rewriter.proof.values.heads import (
 )
 from rewriter.proof.values.prints import Fingerprints, Signs, same_value
 from rewriter.proof.values.uniform import Anchors, EqualTensors
-from rewriter.proof.values.walk import Kept, wide
+from rewriter.proof.values.walk import Kept, Region, wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
@@ -96,13 +94,13 @@ class Reading:
         return Field(modulus, key, snaps=self.snaps, products=products, low=self.low)
 
 
-Drawn = tuple[Modulus, bytes, Case]  # inputs, and the prime and the key that they are evaluated with
+Point = tuple[Modulus, bytes, Mapping[str, Array]]  # a prime, a key and inputs
 
 
-def at_random(cases: Sequence[Case]) -> list[Drawn]:
+def at_random(cases: Sequence[Case]) -> list[Point]:
     """A prime for some inputs, and a key for each."""
     modulus = Modulus()
-    return [(modulus, secrets.token_bytes(16), case) for case in cases]
+    return [(modulus, secrets.token_bytes(16), case.feeds) for case in cases]
 
 
 def _readings(low: float) -> Sequence[Reading]:
@@ -113,16 +111,14 @@ def _readings(low: float) -> Sequence[Reading]:
     )  # fmt: skip
 
 
-def _unsettled(
-    runs: Sequence[Replacing], others: Sequence[Replacing], *, sizes: bool = False
-) -> dict[str, frozenset[str]]:
+def _unsettled(runs: Sequence[Kept], others: Sequence[Kept], *, sizes: bool = False) -> dict[str, frozenset[str]]:
     """Comparisons of inputs' integers that the drawn inputs do not settle, with the same ones of the other model.
 
     They always had the same result, or their sides were never equal. With `sizes`, those of sizes are included if
     they had one result.
     """
 
-    def made(each: Sequence[Replacing]) -> dict[str, list[Choice | None]]:
+    def made(each: Sequence[Kept]) -> dict[str, list[Choice | None]]:
         return {name: [run.choices.get(name) for run in each] for one in each for name in one.choices}
 
     def key(choices: Sequence[Choice | None]) -> object:
@@ -173,6 +169,7 @@ class Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._reason, self._refuted = "", ""
+        self._snapped = set[str]()  # constants of a reading that were not read by their bits
         self._unproved = ""  # why values that were the same at all points proved nothing
         self._signs: tuple[Signs, Signs]  # of a reading
         self._alike: EqualTensors | None
@@ -233,31 +230,24 @@ class Pair:
             if self._refuted and (reading.snaps or not reading.in_reals):
                 continue  # claims take numbers that nodes compute for exact, and others as their bits say
             self._signs, self._alike, self._scaled = (Signs(self.a), Signs(self.b)), None, False
-            if reading != self._readings[0] and self._round(reading, [self.points[:1]]) is None:
+            if reading != self._readings[0] and not self._round(reading, [self.points[:1]]):
                 continue
-            rounds: list[tuple[str, ...]] = []
-            self._last, at_once = ((), ()), _ROUNDS if self._large else 1
+            rounds, at_once = 0, _ROUNDS if self._large else 1
+            self._last, self._snapped = ((), ()), set()
             while (
-                (more := len(rounds) < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs())
-                and len(rounds) < _MOST_ROUNDS
-                and (found := self._next(reading, len(rounds), at_once)) is not None
+                (more := rounds < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs())
+                and rounds < _MOST_ROUNDS
+                and self._next(reading, rounds, at_once)
             ):
-                rounds += [found] * at_once
-            if more and len(rounds) >= _MOST_ROUNDS:
+                rounds += at_once
+            if more and rounds >= _MOST_ROUNDS:
                 self._reason = named = "signs of data decide together, in more ways than can be tried"
                 break
             if not more and (regions := self._bounded(reading)) is not None:
-                coarse = any(each.bound.bound > _COARSE for each in regions)
-                far = self._takes_more(reading) or ("" if coarse else self._far_in_floats())
-                tried_only, drawn = self._tried_only() if not far else ("", {})
-                if tried_only and self._settings is _BRIEF:
-                    self._settings = SETTINGS[::2]
-                    self.points = self._maker.cases(self._settings)
-                    return self.compared()
-                odd = next((name for name, kind in drawn.items() if kind in PIECEWISE), "")
-                if not (far or odd):
-                    return self._equal(reading, rounds, regions, tried_only, tuple(drawn))
-                named = far or f"'{odd}' is computed from integers of inputs, and the other model has no such tensor"
+                found = self._equal(reading, regions)
+                if isinstance(found, Certificate):
+                    return found
+                named = found
                 break
             if not more or (self._reason == _COIN and self._bounded(reading) is None):
                 named = self._reason
@@ -287,11 +277,11 @@ class Pair:
         _, (failed,) = self._evaluated(self.b, at_random([further]), reading)
         return "" if failed else f"it takes more than {self._most} tokens, which it has positions for"
 
-    def _next(self, reading: Reading, number: int, count: int) -> tuple[str, ...] | None:
+    def _next(self, reading: Reading, number: int, count: int) -> bool:
         """The next rounds, as `_round`: in every other one, integers are any valid ones, where A takes these."""
         draws = [self._drawn(number + k, loose=self._loose and (number + k) % 2 == 1) for k in range(count)]
         found = self._round(reading, draws)
-        if found is None and self._loose and self.unable:
+        if not found and self._loose and self.unable:
             self._loose, self.unable = False, False
             return self._next(reading, number, count)
         return found
@@ -301,13 +291,15 @@ class Pair:
         maker = self._maker.changed(seed=secrets.randbelow(2**32), loose=loose)
         sizes = {each.name for each in self.points}
         drawn = maker.cases(self._settings, number)
-        further = [each for each in self.points if each.name not in {one.name for one in drawn}]
+        taken = [each for each in drawn if each.name in sizes]
+        most = 1 if self._large and number >= _ROUNDS else None
         if loose:
-            return [each for each in drawn if each.name in sizes][: 1 if self._large and number >= _ROUNDS else None]
-        self.points = [each for each in drawn if each.name in sizes] + further
+            return taken[:most]
+        names = {each.name for each in drawn}
+        self.points = taken + [each for each in self.points if each.name not in names]
         if len(self.points) == 1 and not number:
             return self.points * 2  # what is the same with two keys is a constant
-        return self.points[:1] if self._large and number >= _ROUNDS else self.points
+        return self.points[:most]
 
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
@@ -318,7 +310,7 @@ class Pair:
     def _departing(self, reading: Reading, case: Case) -> Departure:
         point = at_random([case])
 
-        def evaluate(program: Program, replaced: Mapping[str, Value], **options: Any) -> Replacing:
+        def evaluate(program: Program, replaced: Mapping[str, Value], **options: Any) -> Kept:
             return self._evaluated(program, point, reading, printing=True, replaced=replaced, **options)[0][0]
 
         a, b = evaluate(self.a, {}), evaluate(self.b, {})
@@ -330,37 +322,45 @@ class Pair:
         self._about = next((each.output for each in wrong), self._about)
         if not self._isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
-        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, whole=True))
+        return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=None))
 
-    def _equal(
-        self,
-        reading: Reading,
-        rounds: Sequence[tuple[str, ...]],
-        regions: tuple[CertifiedRegion, ...],
-        tried_only: str,
-        drawn: tuple[str, ...],
-    ) -> Certificate:
+    def _equal(self, reading: Reading, regions: tuple[CertifiedRegion, ...]) -> Certificate | str:
+        """The certificate, where both models had the same values in all rounds; or why these prove nothing."""
+        coarse = any(each.bound.bound > _COARSE for each in regions)
+        if far := self._takes_more(reading) or ("" if coarse else self._far_in_floats()):
+            return far
+        anchors = Anchors(self.a, self.b, self._last)
+        departs = anchors.departs()
+        tried_only, drawn = self._one_size() or departs, anchors.drawn() if departs else {}
+        if tried_only and self._settings is _BRIEF:
+            self._settings = SETTINGS[::2]
+            self.points = self._maker.cases(self._settings)
+            return self.compared()
+        odd = next((name for name, kind in drawn.items() if kind in PIECEWISE), "")
+        if odd:
+            return f"'{odd}' is computed from integers of inputs, and the other model has no such tensor"
         partly = tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
         return Certificate(
             certified=True,
             sizes=tuple(each.name for each in self.points) if tried_only or partly else (),
             bits=math.floor(-math.log2(len(self._readings) * _CHANCE**_ROUNDS)),
-            rounded=tuple(sorted({text for each in rounds for text in each})),
+            rounded=tuple(sorted(self._snapped)),
             folded=tuple(each.spelling for each in self.folds.values()) if reading.folds else (),
             tried_only=tried_only,
             partly=partly,
-            drawn=drawn,
+            drawn=tuple(drawn),
             regions=regions,
         )
 
-    def _same(
-        self, reading: Reading, draws: Sequence[Sequence[Case]]
-    ) -> tuple[list[Replacing], list[Replacing], list[Drawn]] | None:
+    def _same(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[list[Kept], list[Kept]] | None:
         """Evaluations of both models at the points that A takes, where all outputs are the same; None otherwise.
 
         A prime is drawn for each of the draws.
         """
-        small = self._small_runs(reading) if self._claims and reading not in self._heads else []
+        small = list[Kept]()
+        if self._claims and reading not in self._heads:
+            small = small_runs(self.b, reading.field, self._maker, in_reals=reading.in_reals)
+        cases = [case for each in draws for case in each]
         every = [point for each in draws for point in at_random(each)]
         made, lost = self._evaluated(self.b, every, reading, beside=small)
         if small:
@@ -371,22 +371,21 @@ class Pair:
             if all(failed):
                 self.unable, self._reason = True, f"the first model cannot be evaluated: {failed[0]}"
                 return None
-            if any(why and case not in self.points for (*_, case), why in zip(every, failed, strict=True)):
+            refused = [case for case, why in zip(cases, failed, strict=True) if why]
+            if any(case not in self.points for case in refused):
                 self.unable = True  # integers that are drawn apart from sizes
                 return None
-            if any(failed):  # sizes that it does not take
-                refused = [id(case) for (*_, case), why in zip(every, failed, strict=True) if why]
-                self.points = [case for case in self.points if id(case) not in refused]
+            self.points = [case for case in self.points if case not in refused]  # sizes that it takes
             kept = [place for place, why in enumerate(failed) if not why]
-            ours, theirs, drawn = [ours[k] for k in kept], [made[k] for k in kept], [every[k] for k in kept]
+            ours, theirs = [ours[k] for k in kept], [made[k] for k in kept]
             if why := next((lost[k] for k in kept if lost[k]), ""):
                 self.unable, self._reason = True, f"the second model cannot be evaluated: {why}"
                 return None
-            pairs = zip(drawn, map(self._differing, ours, theirs), strict=True)
-            case, differing = next(((case, names) for (*_, case), names in pairs if names), (None, []))
+            pairs = zip(kept, map(self._differing, ours, theirs), strict=True)
+            case, differing = next(((cases[k], names) for k, names in pairs if names), (None, []))
             if case is None:
-                return ours, theirs, drawn
-            if reading in self._heads or not self._read_heads(reading):
+                return ours, theirs
+            if reading in self._heads or not self._read_heads(reading).regions:
                 self._differ.append((reading, case))
                 failures = self._heads[reading].failures
                 self._about = self._about or next(iter(failures), "")
@@ -394,21 +393,22 @@ class Pair:
                 self._reason = "; ".join([f"output '{differing[0]}' has other values", *unread[:1]])
                 return None
 
-    def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[str, ...] | None:
-        """The constants that were snapped, where both models have the same values and these prove that; else None."""
+    def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> bool:
+        """Whether both models have the same values, and these prove it; constants that were snapped are noted."""
         same = self._same(reading, draws)
         if same is None:
-            return None
-        ours, theirs, drawn = same
+            return False
+        ours, theirs = same
         near = next((node.output[0] for run in ours + theirs for node, noted in run.noted if noted.near), "")
-        if near and reading.low > self._lowest and not self._has_heads(reading):
+        heads = self._read_heads(reading) if near and reading.low > self._lowest else None
+        if heads is not None and not (heads.regions or heads.masks):
             found = self._round(replace(reading, low=self._lowest), draws)  # what may be exceeded is a number
-            if found is None and len(draws[0]) >= len(self.points):
+            if not found and len(draws[0]) >= len(self.points):
                 why = f"'{near}' masks by a number that scores may exceed, unlike the other model"
                 self._unproved = self._unproved or why
             return found
         self._partly = self._read_in_part(ours, theirs)
-        further = self._longer(theirs) if self._partly and len(drawn) > 1 else None
+        further = self._longer(theirs) if self._partly and len(ours) > 1 else None
         if further is not None:
             self.points.append(further)
             return self._round(reading, [[*each, further] for each in draws])
@@ -420,14 +420,15 @@ class Pair:
         settling = not (self._loose and all(case in self.points for each in draws for case in each))
         unfit = (
             self._unfit(reading, ours, theirs)
-            or self._decided_otherwise(reading, ours, theirs, drawn)
-            or (self._never_compared(reading, ours, theirs, drawn) if settling else "")
+            or self._decided_otherwise(reading, ours, theirs)
+            or (self._never_compared(reading, ours, theirs) if settling else "")
         )
         self._reason = unfit or self._reason
         if len(draws[0]) >= len(self.points):
             self._unproved = self._unproved or unfit
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
-        return None if unfit else tuple(f"{value:.9g} = {text}" for each in snapped for value, text in each)
+        self._snapped.update(f"{value:.9g} = {text}" for each in snapped for value, text in each)
+        return not unfit
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
@@ -445,20 +446,12 @@ class Pair:
         return ""
 
     # -- heads
-    def _small_runs(self, reading: Reading) -> list[Kept]:
-        return small_runs(self.b, reading.field, self._maker, in_reals=reading.in_reals)
-
-    def _read_heads(self, reading: Reading, runs: Sequence[Kept] = ()) -> bool:
-        """Look for activations that became heads, in small runs of B; whether there are any."""
-        found = proposals(self.a, self.b, reading.field, self._maker, runs, in_reals=reading.in_reals)
-        self._heads[reading] = found
-        return bool(found.regions)
-
-    def _has_heads(self, reading: Reading) -> bool:
-        """Whether B has heads, whose scores a number may mask."""
+    def _read_heads(self, reading: Reading, runs: Sequence[Kept] = ()) -> Regions:
+        """Activations that became heads, which are looked for once, in small runs of B if these are given."""
         if reading not in self._heads:
-            self._read_heads(reading)
-        return bool(self._heads[reading].regions or self._heads[reading].masks)
+            options = {"in_reals": reading.in_reals}
+            self._heads[reading] = proposals(self.a, self.b, reading.field, self._maker, runs, **options)
+        return self._heads[reading]
 
     def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
         """The activations that became heads, with their bounds; None where one is further off than is allowed."""
@@ -529,37 +522,29 @@ class Pair:
     def _evaluated(
         self,
         program: Program,
-        drawn: Sequence[Drawn],
+        points: Sequence[Point],
         reading: Reading,
         beside: Sequence[Evaluator] = (),
         zeroed: Sequence[set[int]] = (),
         **further: Any,
-    ) -> tuple[list[Replacing], list[str]]:
+    ) -> tuple[list[Kept], list[str]]:
         """One evaluation for each point, the first of a reading with fingerprints; and why some failed.
 
         They are run in step, `beside` others.
         """
         ours = program is self.a
         regions = self._heads.get(reading, Regions()).regions if ours else {}
-        options: dict[str, Any] = {"cover": self.cover, "in_reals": reading.in_reals}
-        made: list[Replacing] = []
-        for place, (modulus, key, case) in enumerate(drawn):
+        leaves = {name for each in regions.values() for name in each.leaves}
+        options = {"cover": self.cover, "in_reals": reading.in_reals, "regions": regions, "keep": leaves}
+        made = list[Kept]()
+        for place, (modulus, key, feeds) in enumerate(points):
             f = reading.field(modulus, key, () if ours else self._products)
             f.watched, f.zeroed = not self._last[0], zeroed[place] if zeroed else set()
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
-            made.append(Replacing(program, f, case.feeds, regions=regions, **{**options, **further}))
+            made.append(Kept(program, f, feeds, **{**options, **further}))
         return made, in_step([*made, *beside])[: len(made)]
-
-    def _tried_only(self) -> tuple[str, Mapping[str, str]]:
-        """Why equal values at the sizes tried are not known to be equal at every size; empty if they are.
-
-        Then, what is computed from integers in another way, for which only the drawn ones are known.
-        """
-        anchors = Anchors(self.a, self.b, self._last)
-        departs = anchors.departs()
-        return self._one_size() or departs, anchors.drawn() if departs else {}
 
     def _one_size(self) -> str:
         """Which sizes that vary were not varied independently; empty if all were."""
@@ -617,7 +602,7 @@ class Pair:
         shapes = [[value.shape for value in each.feeds.values()] for each in (case, *self.points)]
         return shapes[0] not in shapes[1:]
 
-    def _unfit(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
+    def _unfit(self, reading: Reading, a: Sequence[Kept], b: Sequence[Kept]) -> str:
         """Why equal values prove nothing; empty if they do."""
         outputs = a[0].outputs()
         known = (n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n]))
@@ -630,9 +615,7 @@ class Pair:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
         for ours, theirs in zip(a, b, strict=True):
             loose = next(self._heads.get(reading, Regions()).unmasked(ours, theirs), "")
-            if loose and reading not in self._heads:
-                self._read_heads(reading)
-                loose = next(self._heads[reading].unmasked(ours, theirs), "")
+            loose = loose and next(self._read_heads(reading).unmasked(ours, theirs), "")
             if loose:
                 return f"'{loose}' masks by a number that scores may exceed, unlike the other model"
         return ""
@@ -643,14 +626,9 @@ class Pair:
         for node in self.b.graph.node:
             if not behind.isdisjoint(node.input):
                 behind.update(node.output)
-                for block in self._blocks:
-                    if not behind.isdisjoint(block.makes):
-                        return block.output
-        return ""
+        return next((block.output for block in self._blocks if not behind.isdisjoint(block.makes)), "")
 
-    def _never_compared(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
-    ) -> str:
+    def _never_compared(self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept]) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
 
         Comparisons of both models that the drawn inputs do not settle are turned, all of their entries or at random, in
@@ -661,6 +639,7 @@ class Pair:
         for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
             self._about = self._block_behind(one_way)
             return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
+        points = [(run.field.modulus, run.field.key, run.feeds) for run in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
@@ -675,10 +654,9 @@ class Pair:
                     return f"inputs may choose by '{name}' and others, in more ways than can be tried"
                 tried.add(both[0])
                 for mixed in (False, True):
-                    in_turn = [{"turned": turned, "mixed": mixed} for turned in both]
                     (mine, failed), (others, lost) = (
-                        self._evaluated(program, drawn, reading, **dict[str, Any](options))
-                        for program, options in zip((self.a, self.b), in_turn, strict=True)
+                        self._evaluated(program, points, reading, turned=turned, mixed=mixed)
+                        for program, turned in zip((self.a, self.b), both, strict=True)
                     )
                     if not any((*failed, *lost)):
                         pending.append((*both, mine, others))
@@ -686,11 +664,10 @@ class Pair:
                         return f"'{name}' compares integers, and what follows from the other result is not known"
         return ""
 
-    def _decided_otherwise(
-        self, reading: Reading, ours: Sequence[Replacing], theirs: Sequence[Replacing], drawn: Sequence[Drawn]
-    ) -> str:
+    def _decided_otherwise(self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept]) -> str:
         """Why equal values prove nothing: masks, or that a number is 0, decide a sign that one model alone takes."""
         heads = self._heads.get(reading, Regions())
+        points = [(run.field.modulus, run.field.key, run.feeds) for run in ours]
         cases = (self.a, ours, heads.cones, theirs, heads.inside), (self.b, theirs, heads.inside, ours, heads.cones)
         for program, own, inside, other, outside in cases:
             found = [(x.conditions(inside), y.conditions(outside)) for x, y in zip(own, other, strict=True)]
@@ -700,7 +677,7 @@ class Pair:
             if any(x.field.settled & each for x, each in zip(own, apart, strict=True)):
                 return _COIN
             if any(apart):
-                zeroed, failed = self._evaluated(program, drawn, reading, zeroed=apart)
+                zeroed, failed = self._evaluated(program, points, reading, zeroed=apart)
                 if any(failed) or any(map(self._differing, zeroed, other)):
                     return _COIN
         return ""

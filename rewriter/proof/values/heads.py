@@ -5,7 +5,7 @@ B is never cut. An activation of A, a tensor F_A(y) of one or two leaves in fron
 weights inside the heads, their masks, their layout and their output projection are linear algebra there.
 
 1. `proposals` reads F_A and F_B at one small size, by following an entry backwards (`rewriter.proof.values.walk`).
-2. `Replacing` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
+2. `Kept` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
    note how far below its row's first score each masked score is (`Regions.unmasked`).
 3. `distance` encloses |F_B - F_A| for every real y, by ball arithmetic.
 
@@ -17,7 +17,6 @@ import secrets
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -42,7 +41,7 @@ from rewriter.proof.certificate import expressions as ex
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, leaf, ordered
 from rewriter.proof.records import CEILINGS, TOPS, Claimed
-from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Walk, aligned, in_field, wide
+from rewriter.proof.values.walk import PRODUCTS, UNFIT, Kept, Region, Walk, aligned, replaced, wide
 
 MOST_LEAVES, _MOST_ENDS = 2, 8
 _DEEPEST = 100_000
@@ -66,16 +65,6 @@ _WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 
 """Linear layers, with the place of their weights among their operands; of `_ROWS` they are a matrix."""
 
 
-@dataclass(frozen=True)
-class Region:
-    """An activation of A that became heads."""
-
-    output: str  # its tensor in A
-    leaves: tuple[str, ...]  # tensors of A that it is a function of: the pre-activation, or both operands of a gate
-    original: Expression  # F_A, of `leaf(0)` and `leaf(1)`
-    rewritten: Expression  # F_B
-
-
 @dataclass
 class Regions:
     """What was proposed for a pair, at one or several sizes."""
@@ -88,9 +77,13 @@ class Regions:
     inside: set[str] = field(default_factory=set)  # tensors of B that entries were followed through
     cones: set[str] = field(default_factory=set)  # tensors of A between the leaves of regions and their outputs
 
-    def add(self, reader: "_Reader", theirs: Kept) -> None:
+    def add(self, reader: "_Reader") -> None:
         """Add what was read at a size, and what masks the softmaxes of B there."""
-        for name in _masked_softmaxes(theirs):
+        theirs = reader.theirs
+        for name, node in theirs.makers.items():
+            scores = theirs.values.get(node.input[0]) if node.op_type == "Softmax" else None
+            if not isinstance(scores, Value) or scores.masks is None:
+                continue
             numbers = _all_gaps(theirs, name, reader.read.get(name, {}))
             if numbers or name in reader.read:
                 before = self.masks.get(name, numbers)
@@ -105,7 +98,7 @@ class Regions:
         self.inside |= reader.inside
         self.cones.update(*(_between(reader, each.output, each.leaves) for each in reader.regions.values()))
 
-    def unmasked(self, a: "Replacing", b: "Replacing") -> Iterator[str]:
+    def unmasked(self, a: Kept, b: Kept) -> Iterator[str]:
         """Nodes of both models with masked scores that are not known to be far below the others.
 
         A score that is masked by a number weighs nothing in the field. That is right where the number is below every
@@ -118,39 +111,6 @@ class Regions:
                 apart = {gap for gap, near in noted.gaps if near or name in inside} - known
                 if apart - allowed.get(name, set()) and not (run is a and name in self.cones):
                     yield name
-
-
-class Replacing(Kept):
-    """An evaluation with regions replaced: A' of A, or B where there are none."""
-
-    def __init__(
-        self, program: Program, field: Field, feeds: Mapping[str, Array], *,
-        regions: Mapping[str, Region] | None = None, whole: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
-        """Kept are the leaves of regions; all tensors, if `whole`."""
-        self.regions = dict(regions or {})  # by output
-        leaves = {name for each in self.regions.values() for name in each.leaves}
-        super().__init__(program, field, feeds, keep=None if whole else leaves, **options)
-
-    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        """Replace a region. Raises Unsupported where F_A is not what A computes."""
-        own = self.makers.get(name) is node
-        if own and name in self.regions:  # leaves of this round of a loop are in the environment
-            around = ChainMap(environment, self.values)
-            environment[name] = _replaced(self.field, self.regions[name], around, environment[name])
-        super().computed(node, name, environment)
-
-    def conditions(self, inside: AbstractSet[str]) -> set[tuple[int, int]]:
-        """The conditions of all nodes but those inside of heads, which have them in other rows too."""
-        return {each for node, noted in self.noted if inside.isdisjoint(node.output) for each in noted.conditions}
-
-
-def _replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
-    """What F_B is, of the values of the leaves. Raises Unsupported where the tensor is not F_A."""
-    leaves = {leaf(place): values[name].entries for place, name in enumerate(region.leaves)}
-    if not np.array_equal(np.broadcast_to(in_field(f, region.original, leaves), value.shape), value.entries):
-        raise Unsupported(f"the activation {region.output} is not the function that was read")
-    return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
 
 
 # -- proposals -------------------------------------------------------------------------------------------------------
@@ -169,7 +129,7 @@ def proposals(
     a: Program, b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, runs: Sequence[Kept] = (),
     **options: Any,
 ) -> Regions:  # fmt: skip
-    """Read the activations of A that became heads in B, whose `small_runs` may have been run; `field` is theirs.
+    """Read the activations of A that became heads in B, whose `small_runs` may have been run.
 
     Sizes at which a model cannot be evaluated are left out. Flags of inputs and signs of data may decide which bodies
     are evaluated.
@@ -186,12 +146,9 @@ def proposals(
             for other in runs:
                 with suppress(Unsupported):
                     other.outputs()  # the error where it failed
-                    same, feeds = field(other.field.modulus, other.field.key), other.feeds
-                    reader = _Reader(
-                        a, same, feeds, other, regions=found.regions, whole=True, constants=False, **options
-                    )
+                    reader = _Reader(a, other, regions=found.regions, constants=False, **options)
                     reader.run()
-                    found.add(reader, other)
+                    found.add(reader)
                     missing.difference_update(reader.values)
                     decided |= any(count == 1 for _, noted in reader.noted for count, _ in noted.coins)
             if not missing or (number and not decided):
@@ -209,13 +166,6 @@ def _between(run: Kept, output: str, leaves: Sequence[str]) -> set[str]:
         return [each for each in names if each and run.depends(each)]
 
     return {*reached([output], before)} - {*leaves}
-
-
-def _masked_softmaxes(run: Kept) -> Iterator[str]:
-    for name, node in run.makers.items():
-        scores = run.values.get(node.input[0]) if node.op_type == "Softmax" else None
-        if isinstance(scores, Value) and scores.masks is not None:
-            yield name
 
 
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
@@ -298,18 +248,16 @@ def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Itera
             yield _Layer(data, weight, -1 if operand == 0 else -2, matrix)
 
 
-class _Reader(Replacing):
+class _Reader(Kept):
     """Evaluates A at a small size; where an activation meets its linear layer, both functions are read."""
 
-    def __init__(
-        self, program: Program, field: Field, feeds: Mapping[str, Array], theirs: Kept, **options: Any
-    ) -> None:
-        super().__init__(program, field, feeds, **options)
+    def __init__(self, program: Program, theirs: Kept, **options: Any) -> None:
+        super().__init__(program, theirs.field, theirs.feeds, **options)
         self.failures: dict[str, str] = {}
         self.read: dict[str, dict[int, Expression]] = {}  # by softmax of B, what masks it
         self.scores: dict[str, list[Expression]] = {}  # by softmax of B, scores that are not masked
         self.inside: set[str] = set()  # tensors of B that entries were followed through
-        self._theirs = theirs
+        self.theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
         # By content of its weights, the linear layers of B.
         layers = (
@@ -328,7 +276,7 @@ class _Reader(Replacing):
                 continue
             try:
                 region = self._read(name, leaves, layer)
-                new = {name: _replaced(self.field, region, self.values, self.values[name])}
+                new = {name: replaced(self.field, region, self.values, self.values[name])}
                 around = ChainMap(dict(new), environment, self.values)  # what is no longer needed included
                 for each in before:
                     if not new.keys().isdisjoint(each.input):
@@ -405,20 +353,16 @@ class _Reader(Replacing):
     def _read(self, name: str, leaves: Sequence[str], layer: _Layer) -> Region:
         """Both functions. Raises NotAFunction."""
         shape = self.values[layer.data].shape
-        middle, fixed = [size // 2 for size in shape], 0
+        middle, front = [size // 2 for size in shape], tuple[int, ...]()
         if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
-            fixed = len(shape) - 2
-            layer = replace(layer, matrix=layer.matrix[aligned(middle[:-2], layer.matrix.shape[:-2])])
+            front = aligned(middle[:-2], layer.matrix.shape[:-2])
+            layer = replace(layer, matrix=layer.matrix[front])
         # Clip and Relu may be 0 at an entry of A or of B, and so may pruned neurons: it says nothing about heads.
         values = [self.values[each].entries.reshape(shape) for each in (layer.data, *leaves)]
         live = np.logical_and.reduce([each != 0 for each in values])
         n = _telling(live.any(tuple({*range(len(shape))} - {layer.axis % len(shape)})), layer.matrix)
         middle[layer.axis] = n
-        spots = np.argwhere(np.take(live, [n], layer.axis))
-        spots[:, layer.axis] = n
-        spots = spots[(spots[:, :fixed] == middle[:fixed]).all(axis=1)]
-        spots = spots[np.abs(spots - middle).sum(axis=1).argsort(kind="stable")]
-        *others, last = spots[:_MOST_READ].tolist() or [middle]
+        *others, last = _spots(live, layer.axis, n, middle, front)[:_MOST_READ] or [tuple(middle)]
         for each in others:
             with suppress(NotAFunction):
                 return self._read_at(name, leaves, layer, each)
@@ -451,14 +395,12 @@ class _Reader(Replacing):
 
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises NotAFunction where there are none."""
-        run, terms, why = self._theirs, list[Expression](), ""
+        run, terms, why = self.theirs, list[Expression](), ""
         nodes = self._twins.get(b"" if layer.matrix is None else content(layer.matrix)) or [*run.makers.values()]
         if isinstance(layer.weight, str):
             nodes = [node for node in nodes if layer.data in node.input]
-        for name, spots in _multiplied(run, nodes, layer, n, place):
-            for spot in spots:
-                if run.values[name].entries[spot] == 0:
-                    continue
+        for name, front, k in dict.fromkeys(_multiplied(run, nodes, layer, n)):  # what several nodes read is one term
+            for spot in _spots(run.values[name].entries, layer.axis, k, place, front):
                 walk = Walk(run, leaves)
                 try:
                     made = walk.at(name, spot)
@@ -486,48 +428,43 @@ def _telling(live: Array, weight: Array | None) -> int:
 
 
 def _multiplied(
-    run: Kept, nodes: Iterable[onnx.NodeProto], layer: _Layer, n: int, place: Sequence[int]
-) -> Iterator[tuple[str, Sequence[tuple[int, ...]]]]:
-    """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
-    met = set[tuple[str, tuple[int, ...], int]]()  # entries that several nodes read are one term
+    run: Kept, nodes: Iterable[onnx.NodeProto], layer: _Layer, n: int
+) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Tensors of B that are multiplied by what n is in A: which of several matrices does so, and its row."""
     for node in nodes:
         for other in _layers(run, node, run.values):
             named = not isinstance(layer.weight, str) or other.data == layer.data
             if other.data not in run.values or other.axis != layer.axis or not named:
                 continue
-            shape = run.values[other.data].shape
             if layer.matrix is not None and other.matrix is not None:
                 rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
-            else:
-                rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
-            for front, k in rows:
-                if (other.data, front, k) in met:
-                    continue
-                met.add((other.data, front, k))
-                axis = range(len(shape))[other.axis]
-                lines = np.ndindex(*shape[:axis], 1, *shape[axis + 1 :])
-                spots = [(*at[:axis], k, *at[axis + 1 :]) for at in lines if _fits(shape, at[:-1], front)]
-                # Those of the same token first, as far as both have the same axes.
-                there = place[: other.axis][::-1]
-                spots.sort(key=lambda at: any(a != b for a, b in zip(at[: other.axis][::-1], there, strict=False)))
-                yield other.data, spots[:_MOST_PLACES]
-
-
-def _fits(shape: Sequence[int], spot: tuple[int, ...], front: tuple[int, ...]) -> bool:
-    """Whether an entry is multiplied by the matrix of this index in front, in a product of several."""
-    if not front or shape[-3] == 1:
-        return True
-    return aligned((0,) * len(shape) + front, shape[:-2]) == tuple(spot[:-1][-len(front) :])
+                yield from ((other.data, front, k) for front, k in rows)
+            elif np.array_equal(layer.weight, other.weight):
+                yield other.data, (), n
 
 
 def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """The index in front, and the row, of where a row of weights is in a matrix."""
-    if matrix.ndim < 2 or matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
+    if matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
         return
     for *front, k, c in np.argwhere(matrix[..., : matrix.shape[-1] - row.size + 1] == row[0]).tolist():
-        index: tuple[Any, ...] = (*front, k, slice(c, c + row.size))
-        if np.array_equal(matrix[index], row):
+        if np.array_equal(matrix[(*front, k)][c : c + row.size], row):
             yield tuple(front), k
+
+
+def _spots(x: Array, axis: int, n: int, near: Sequence[int], front: Sequence[int]) -> list[tuple[int, ...]]:
+    """Places of entries that are not 0 and the n-th along an axis; of several matrices, that of `front` reads them.
+
+    Those close to the place `near`, such as of the same token, come first, as far as both have the same axes.
+    """
+    found = np.argwhere(np.take(x, [n], axis))
+    found[:, axis] = n
+    for back, place in enumerate(front[::-1], 3):
+        if back <= x.ndim and x.shape[-back] > 1:
+            found = found[found[:, -back] == place]
+    shared = min(x.ndim, len(near))
+    distances = np.abs(found[:, x.ndim - shared :] - near[len(near) - shared :]).sum(axis=1)
+    return [*map(tuple, found[distances.argsort(kind="stable")[:_MOST_PLACES]].tolist())]
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------

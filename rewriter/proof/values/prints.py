@@ -75,6 +75,10 @@ class Fingerprints(Evaluator):
         """By output of a node, the signs that it took; of a loop, those of the last round."""
         return {next(filter(None, node.output)): noted for node, noted in self.noted if noted.coins}
 
+    def conditions(self, inside: set[str]) -> set[tuple[int, int]]:
+        """The conditions of all nodes but those inside of heads, which have them in other rows too."""
+        return {each for node, noted in self.noted if inside.isdisjoint(node.output) for each in noted.conditions}
+
     def record(self, name: str, value: Any) -> None:
         super().record(name, value)
         if isinstance(value, (Value, np.ndarray)):

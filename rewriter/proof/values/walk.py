@@ -9,6 +9,7 @@ attention to other tokens nothing is left.
 
 from collections import ChainMap
 from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import product
 from typing import Any
@@ -18,7 +19,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Field, Value, is_float, known_number
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float, known_number
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS
 from rewriter.evaluate.nodes import CONTROL
@@ -41,21 +42,36 @@ UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionE
 """Exceptions raised by a walk where names or shapes are unexpected."""
 
 
+@dataclass(frozen=True)
+class Region:
+    """An activation of A that became heads."""
+
+    output: str  # its tensor in A
+    leaves: tuple[str, ...]  # tensors of A that it is a function of: the pre-activation, or both operands of a gate
+    original: Expression  # F_A, of `leaf(0)` and `leaf(1)`
+    rewritten: Expression  # F_B
+
+
 class Kept(Fingerprints):
-    """An evaluation whose tensors are kept; of a loop, those of the first round."""
+    """An evaluation whose tensors are kept; of a loop, those of the first round. With regions replaced, it is A'."""
 
     def __init__(
-        self, program: Program, field: Field, feeds: Mapping[str, Array], *, keep: Container[str] | None = None,
-        **options: Any,
+        self, program: Program, field: Field, feeds: Mapping[str, Array], *,
+        regions: Mapping[str, Region] | None = None, keep: Container[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        """`keep`: which tensors are kept; by default all."""
+        """`regions` by output; `keep`: which tensors are kept, the leaves of regions among them; by default all."""
         super().__init__(program, field, feeds, **options)
-        self.makers, self._keep = program.makers, keep
+        self.makers, self.regions, self._keep = program.makers, dict(regions or {}), keep
         self.values: ChainMap[str, Any] = ChainMap({}, program.weights(program.graph))
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
-        super().computed(node, name, environment)
-        if self.makers.get(name) is node and name not in self.values:  # not a part of a definition, of any name
+        """Replace a region, and keep what is computed. Raises Unsupported where F_A is not what A computes."""
+        if self.makers.get(name) is not node:  # a part of a definition, of any name
+            return
+        if name in self.regions:  # leaves of this round of a loop are in the environment
+            around = ChainMap(environment, self.values)
+            environment[name] = replaced(self.field, self.regions[name], around, environment[name])
+        if name not in self.values:
             weights, names = self.program.weights(self.program.graph), [each for each in (*node.input, name) if each]
             walked = any(isinstance(environment[each], Value) for each in names)
             for each in names:
@@ -84,6 +100,14 @@ class Kept(Fingerprints):
         if node is None or not (value.size == 1 if isinstance(value, Value) else node.op_type in _CONDITIONS):
             return entries
         return (entries and node.op_type in CONTROL) or any(self.depends(each) for each in node.input)
+
+
+def replaced(f: Field, region: Region, values: Mapping[str, Any], value: Value) -> Value:
+    """What F_B is, of the values of the leaves. Raises Unsupported where the tensor is not F_A."""
+    leaves = {ex.leaf(place): values[name].entries for place, name in enumerate(region.leaves)}
+    if not np.array_equal(np.broadcast_to(in_field(f, region.original, leaves), value.shape), value.entries):
+        raise Unsupported(f"the activation {region.output} is not the function that was read")
+    return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
 
 
 def _narrow(constant: Array) -> Array:
@@ -145,9 +169,8 @@ class Walk:
         known = known_number(abs(value), size) if self._run.field.snaps else None
         if known is None or isinstance(known[4], str) or known[3] != 1:
             return ex.constant(value)
-        root = ex.apply("sqrt", ex.constant(fmpq(known[4].numerator, known[4].denominator)))
-        sign = 1 if value > 0 else -1
-        return ex.mul(ex.constant(fmpq(sign * known[2].numerator, known[2].denominator)), root)
+        factor = known[2] if value > 0 else -known[2]
+        return ex.mul(ex.constant(factor), ex.apply("sqrt", ex.constant(known[4])))
 
     def _shifted(self, entry: int) -> Expression | None:
         """A leaf and a number, short or of a small constant, that a linear layer adds to it; None otherwise."""
@@ -164,20 +187,14 @@ class Walk:
         """Whether an entry that is a leaf is computed from a leaf."""
         if node.op_type in _MOVED:
             return True
-        for place, operand in enumerate(self._run.operands(node)):
-            if not isinstance(operand, Value):
-                continue
-            if node.op_type in PRODUCTS:
-                if place > 1 or operand.ndim < 2:
-                    continue
-                entries = _factors(self._run, node, operand, index, place)
-            elif key_of(node) in ELEMENTWISE:
-                entries = operand.entries[aligned(index, operand.shape)]
-            else:
-                return False
-            if np.isin(entries, list(self._leaves)).any():
-                return True
-        return False
+        given = [(place, x) for place, x in enumerate(self._run.operands(node)) if isinstance(x, Value)]
+        if node.op_type in PRODUCTS:
+            read = [_factors(self._run, node, x, index, place) for place, x in given if place < 2 <= x.ndim]
+        elif key_of(node) in ELEMENTWISE:
+            read = [x.entries[aligned(index, x.shape)] for _, x in given]
+        else:
+            return False
+        return any(np.isin(each, list(self._leaves)).any() for each in read)
 
     def _behind(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
         """What a node makes an entry of."""
@@ -207,18 +224,13 @@ class Walk:
     def _moved(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
         """The entry that was moved here, found by applying the operator to the numbers of entries, from 1."""
         given = self._run.operands(node)
-        moved = [is_float(each) and not (place and node.op_type == "Pad") for place, each in enumerate(given)]
-        ends = np.cumsum([each.size if move else 0 for each, move in zip(given, moved, strict=True)])
+        ends = np.cumsum([each.size if is_float(each) else 0 for each in given])
         if ends[-1] > _MOST_MOVED:
             raise NotAFunction("it is an entry of a large table")
         if node.output[0] not in self._sources:
             numbered = [
-                Value(np.arange(end - each.size + 1, end + 1, dtype=np.int64).reshape(each.shape))
-                if move
-                else np.zeros_like(each)
-                if is_float(each)
-                else each
-                for each, move, end in zip(given, moved, ends.tolist(), strict=True)
+                Value(np.arange(end - each.size + 1, end + 1).reshape(each.shape)) if is_float(each) else each
+                for each, end in zip(given, ends.tolist(), strict=True)
             ]
             operator = row(*key_of(node))
             if operator is None:
@@ -226,7 +238,7 @@ class Walk:
             self._sources[node.output[0]] = tuple_of(operator(self._call(node), *numbered))
         number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])
         if number == 0:
-            return ex.ZERO  # what is filled in
+            return ex.ZERO  # what is filled in, unless an operand says with what
         source = int(np.searchsorted(ends, number))
         shape = given[source].shape
         return self.at(node.input[source], np.unravel_index(number - 1 - int(ends[source] - given[source].size), shape))
@@ -333,18 +345,15 @@ def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expre
 
 def wide(expression: Expression, values: Mapping[Expression, Expression] | None = None) -> Expression:
     """The expression for ball arithmetic: softmax less the largest score; leaves replaced."""
-    made: dict[Expression, Expression] = {}
+    made = {**(values or {})}
     for part in ordered(expression):
-        operands = tuple(made[each] for each in part.operands)
-        if values and part in values:
-            made[part] = values[part]
-        elif part.operator == "softmax":
+        if part in made:
+            continue
+        operands, build = tuple(made[each] for each in part.operands), ex.BUILDERS.get(part.operator)
+        if part.operator == "softmax":
             made[part] = ex.softmax(operands)[int(str(part.value))]
-        elif not operands:
-            made[part] = part
         else:
-            build = ex.BUILDERS.get(part.operator)
-            made[part] = build(*operands) if build else ex.symbol(part.operator, operands, None)
+            made[part] = build(*operands) if build else ex.symbol(part.operator, operands, part.value)
     return made[expression]
 
 
