@@ -69,15 +69,15 @@ class Activation:
     ) -> Program | None:
         """The program of h(y), or of h(g) u, with the fewest heads (if `quick` operations); None if unknown."""
         make = (quick and self.quick) or self.program
-        program = None if make is None else make(parameters, arithmetic)
-        if program is not None and quick and gated and needs_line(program):
-            return with_line(program, arithmetic)
-        if gated and self.gate is not None:
-            return self.gate(parameters, arithmetic)
-        if program is None or not gated:
+        program = make and make(parameters, arithmetic)
+        if not gated:
             return program
-        program = self.program(parameters, arithmetic) if quick and self.program is not None else program
-        return gate(program, arithmetic) if len(program.heads) == 1 else None
+        if quick and program is not None and needs_line(program):
+            return with_line(program, arithmetic)
+        if self.gate is not None:
+            return self.gate(parameters, arithmetic)
+        plain = self.program and self.program(parameters, arithmetic)
+        return gate(plain, arithmetic) if plain is not None and len(plain.heads) == 1 else None
 
 
 # -- programs in closed form ------------------------------------------------------------------------------------------
@@ -477,19 +477,6 @@ def _solve_softsign(f: Function) -> Parameters | None:
     return inner, one * (1.0 + inner) / inner
 
 
-def _solve_clipped(solve: Solve, function: Callable[[Array, Parameters], Array]) -> Solve:
-    """(parameters..., low, high) of h(clip(y, low, high)); `solve` reads h at -1 and 1, which must not be clipped."""
-
-    def cut_off(f: Function) -> Parameters | None:
-        inside = solve(f)
-        if inside is None or inside[0] <= 0.0:
-            return None
-        ends = [_last_agreement(f, lambda y: function(y, inside), side) for side in (-1.0, 1.0)]
-        return None if ends == [-math.inf, math.inf] else (*inside, *ends)
-
-    return cut_off
-
-
 def _last_agreement(f: Function, h: Function, side: float) -> float:
     """The point on one side up to which f equals h and beyond which f is constant; infinite if they always agree."""
     y = side * np.logspace(0, 4, 400)
@@ -569,11 +556,20 @@ def _within(whole: Activation, name: str, usual: Parameters, *wanted: float | No
 
 
 def _clipped(whole: Activation, make: Make) -> Activation:
+    """The activation h(clip(y, low, high)), not clipped at -1 and 1, where h is read."""
+
+    def solve(f: Function) -> Parameters | None:
+        inside = whole.solve(f)
+        if inside is None or inside[0] <= 0.0:
+            return None
+        ends = [_last_agreement(f, lambda y: whole.function(y, inside), side) for side in (-1.0, 1.0)]
+        return None if ends == [-math.inf, math.inf] else (*inside, *ends)
+
     return Activation(
         f"{whole.name}_clipped",
         (*whole.parameters, "low", "high"),
         lambda y, p: whole.function(np.clip(y, p[-2], p[-1]), p[:-2]),
-        _solve_clipped(whole.solve, whole.function),
+        solve,
         lambda p, a: clipped(make(p[:-2], a), p[-2], p[-1], a),
     )
 
