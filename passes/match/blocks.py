@@ -11,7 +11,6 @@ The middle of a block is semantic (`passes.match.identify`). Other activations b
 with the reason.
 """
 
-import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -658,12 +657,8 @@ def _module_path(node: onnx.NodeProto) -> list[str]:
     """Module path as parts; empty where the exporter left none."""
     for entry in node.metadata_props:
         if entry.key == "pkg.torch.onnx.name_scopes":
-            try:
-                scopes = ast.literal_eval(entry.value)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                return []
-            # From the root module down to the operator itself; the last but one is the operator's own module.
-            own = str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+            # A list from the root module down to the operator itself; the last but one is the operator's own module.
+            own = ["", "", *re.findall(r"'([^']*)'", entry.value)][-2]
             return [part for part in own.split(".") if part]
     return [part for part in re.split(r"[/.]", node.name) if part][:-1] if node.name.startswith("/") else []
 
