@@ -31,7 +31,7 @@ from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import UNFIT, Constants, Read, small
-from rewriter.graph.edit import inlined, splice
+from rewriter.graph.edit import Replacement, inlined, splice
 from rewriter.graph.fused import in_parts, saturating, with_parts, with_plain_experts
 from rewriter.graph.view import ONNX_DOMAINS, SAME_NUMBERS, GraphView, LostError, Miss, Place, all_views, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external, reached
@@ -419,20 +419,20 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
         try:
             view, flow = views[each.block.path], flow_of(each.block.path)
             conversion = replace(each, block=with_operators(view, flow, each))
-            names, called = _heads(model, view, conversion, read)
+            heads = _heads(model, view, conversion, read)
             made.append(conversion)
-            outputs.update((view.path, name) for name in names)
-            functions.update((function.domain, function.name) for function in called)
+            for part in (heads, *heads.further):
+                outputs.update((view.path, name) for node in part.nodes for name in node.output)
+                outputs.update((view.path, tensor.name) for tensor in part.initializers)  # Constant nodes in old models
+            functions.update((function.domain, function.name) for function in heads.functions)
         except (KeyError, PlanError) as error:
             reason = "the graph that should contain it does not exist" if isinstance(error, KeyError) else error
             notes.append(f"the plan in the file's metadata is ignored for block {each.block.name}: {reason}")
     return Recognised(tuple(made), frozenset(outputs), frozenset(functions), tuple(notes))
 
 
-def _heads(
-    model: onnx.ModelProto, view: GraphView, conversion: Conversion, read: Read
-) -> tuple[set[str], Sequence[onnx.FunctionProto]]:
-    """What the nodes of a block's heads make, and their functions. Raises PlanError where the model lacks them."""
+def _heads(model: onnx.ModelProto, view: GraphView, conversion: Conversion, read: Read) -> Replacement:
+    """The nodes and functions of a block's heads. Raises PlanError where the model lacks them."""
     _check_activation(conversion)
     _check_weights(view, conversion)
     try:
@@ -440,13 +440,12 @@ def _heads(
             written = FORMS[conversion.form].emit(view, conversion)
     except (ArithmeticError, *UNFIT) as error:
         raise PlanError(f"no heads can be written for {conversion.program.name}") from error
-    values, outputs = Constants(view, read), set[str]()
+    values = Constants(view, read)
     for part in (written, *written.further):
         for node in part.nodes:
             there = view.made_by(node.output[0])
             if there is None or any(getattr(there, field) != getattr(node, field) for field in _COMPARED):
                 raise PlanError(f"'{node.output[0]}' is not what the heads of the plan would be")
-            outputs.update(node.output)
         for tensor in part.initializers:
             wanted = onnx.numpy_helper.to_array(tensor)
             try:
@@ -455,11 +454,10 @@ def _heads(
                 raise PlanError(f"'{tensor.name}' cannot be read") from error
             if found.dtype != wanted.dtype or not np.array_equal(found, wanted):
                 raise PlanError(f"'{tensor.name}' has other values than the heads of the plan")
-            outputs.add(tensor.name)  # of a Constant node in old models
     for function in written.functions:
         if function not in model.functions:
             raise PlanError(f"its function '{function.name}' is another one")
-    return outputs, written.functions
+    return written
 
 
 def _check_weights(view: GraphView, conversion: Conversion) -> None:

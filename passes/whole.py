@@ -426,13 +426,11 @@ class Whole:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        stay = "stays an addition to the scores, without what W_QK forbids by position"
+        view, stay = self.reader.view, "stays an addition to the scores, without what W_QK forbids by position"
         masks = {each.term[1][0]: each.why for core in self.cores for each in core.data}
         sublayers = f"{len(self.cores)} attention sublayers of the model read positions and bias tokens"
-        nodes = (self.reader.view.nodes[index] for index in sorted(self.reader.routing))
-        kinds = Counter(
-            each.op_type for each in nodes if each.op_type in _NO_HEADS and each.output[0] in self.reader.data
-        )
+        nodes = (view.nodes[index] for index in sorted(self.reader.routing))
+        kinds = Counter(each.op_type for each in nodes if each.op_type in _NO_HEADS and each.output[0] in view.data)
         routers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         routed = (f"routers and gates of one number for each token stay: {routers}",) if routers else ()
         return (sublayers, *routed, *(f"'{mask}' {why} and {stay}" for mask, why in masks.items()))
@@ -515,6 +513,8 @@ class Join:
         self.product, self.softmax, self.last = (view.nodes[at] for at in (core.product, core.softmax, core.values))
         self.given = view.type_of(self.softmax.output[0]).elem_type or whole.elem_type
         self.kind = onnx.TensorProto.DOUBLE if self.given == onnx.TensorProto.DOUBLE else onnx.TensorProto.FLOAT
+        # The name of nodes whose operands do not fit together if a sequence is too long.
+        self.limit = f"sequence_longer_than_max_tokens_{whole.max_tokens}"
         name, opset = f"{PREFIX}/{self.softmax.output[0]}", view.opsets.get("", 1)
         self.b = Builder(name, opset=opset, compute_type=self.kind)
 
@@ -583,10 +583,10 @@ class Join:
             for index, place in core.cap:
                 made = self._copy(index, place, made, f"content_{index}")
             added = b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(stop)
-            made = b.add(made, added, f"scores/{self._limit}")
+            made = b.add(made, added, f"scores/{self.limit}")
         else:
-            wide = b.concat([query, positions], -1, f"q/{self._limit}")
-            made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self._limit}")], "scores")
+            wide = b.concat([query, positions], -1, f"q/{self.limit}")
+            made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self.limit}")], "scores")
         for number, each in enumerate(core.data):
             chosen = each.term[0] == "Where" and not each.layout
             made = self._dropped(made, each, f"data_{number}") if chosen else made
@@ -613,11 +613,6 @@ class Join:
         last = b.add(b.integers(r), self.keys, "stop_column")
         parts = b.rows(rows, r, last, -1, "p_k"), b.rows(rows, 0, r, -1, "p_bias")
         return b.concat(parts, -1, "p_k_joined")
-
-    @property
-    def _limit(self) -> str:
-        """Name of nodes whose operands do not fit together if a sequence is too long."""
-        return f"sequence_longer_than_max_tokens_{self.whole.max_tokens}"
 
     def _columns(self, start: Tensor, stop: Tensor, name: str) -> Tensor:
         """The one-hot positions [1, rows, R + T] of some tokens."""
@@ -657,7 +652,7 @@ class Join:
             bounds = [b.concat(end, 0, f"{name}_{which}") for end, which in ends]
             table = b.tensor(self.whole.name_of(each.allowed))
             own = b.node("Slice", [table, *bounds, b.integers(0, 1)], f"{name}_own")
-            made = b.node("Where", [own, made, zero], f"{name}_not_by_position/{self._limit}")
+            made = b.node("Where", [own, made, zero], f"{name}_not_by_position/{self.limit}")
         if each.share < 1.0:
             made = b.mul(made, b.numbers(f"{name}_share", each.share), f"{name}_shared")
         # Bias tokens are padding too: where all keys of a token are, they weigh less.
