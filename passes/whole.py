@@ -129,7 +129,7 @@ def cores_of(reader: "Reader", blocks: Container[int], ends: Sequence[str]) -> t
     for index, node in enumerate(view.nodes):
         behind = not made.isdisjoint(reads(node))  # a sublayer
         made.update(node.output if behind else ())
-        if index not in taken and index not in blocks and not reader.data.isdisjoint(node.output):
+        if index not in taken and index not in blocks and not view.data.isdisjoint(node.output):
             reader.check(index, on_way=index in way, behind=behind)
     return cores
 
@@ -140,7 +140,6 @@ class Reader:
     def __init__(self, view: GraphView, read: Read) -> None:
         self.view, self.read, self.routing = view, read, routing(view)
         self.shapes: Callable[[int, int], Shapes] = cache(self._shapes)
-        self.data = view.data
         self._constants = Constants(view, read)
         self._known = dict[tuple[Term, Sizes], Array | Data]()
         self._stops = frozenset(name for node in view.nodes if node.op_type in SIZES for name in node.output)
@@ -197,7 +196,7 @@ class Reader:
 
     def _is_product(self, node: onnx.NodeProto, least: int = 2) -> bool:
         """Whether a node multiplies two tensors, of which so many depend on data."""
-        return node.op_type == "MatMul" and sum(map(self.data.__contains__, node.input)) >= least
+        return node.op_type == "MatMul" and sum(map(self.view.data.__contains__, node.input)) >= least
 
     def check(self, index: int, *, on_way: bool, behind: bool) -> None:
         """Raise LostError for a node that a network of attention cannot have: `on_way` to or `behind` a sublayer."""
@@ -297,7 +296,7 @@ class Reader:
         if node.op_type == "Where":
             return [("Where", tuple("" if at == place else name for at, name in enumerate(node.input)))]
         maker, parts = self.view.made_by(node.input[1 - place]), [node.input[1 - place]]
-        if maker is not None and maker.op_type == "Add" and len(self.data.intersection(maker.input)) == 1:
+        if maker is not None and maker.op_type == "Add" and len(self.view.data.intersection(maker.input)) == 1:
             parts = [*maker.input]
         return [("Neg" if node.op_type == "Sub" else "Identity", (part,)) for part in parts]
 
@@ -330,7 +329,7 @@ class Reader:
         """The table of a term; if it has none, the term, with what positions forbid."""
         # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
         table, rng = self._table(term, scores, most), np.random.default_rng(0)
-        static = self.data.isdisjoint(term[1])
+        static = self.view.data.isdisjoint(term[1])
         if static and not isinstance(table, str):
             return table
         found = Data(term, max((self.sizes(name) for name in term[1] if name), key=len))
@@ -582,7 +581,12 @@ class Join:
             made = b.node("MatMul", [query, key], "content")
             for index, place in core.cap:
                 made = self._copy(index, place, made, f"content_{index}")
-            added = b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(stop)
+            if literal:
+                added = b.node("MatMul", [positions, turned], "position_scores")
+            else:  # a part of P
+                r, rows = self.whole.bias_tokens, self._rows(stop)
+                last = b.add(b.integers(r), self.keys, "stop_column")
+                added = b.concat([b.rows(rows, r, last, -1, "p_k"), b.rows(rows, 0, r, -1, "p_bias")], -1, "p_k_joined")
             made = b.add(made, added, f"scores/{self.limit}")
         else:
             wide = b.concat([query, positions], -1, f"q/{self.limit}")
@@ -606,13 +610,6 @@ class Join:
         if core.sink is None:
             return rows
         return b.add(rows, b.read(whole.name_of(core.sink), whole.elem_type, "W_QK_sinks"), "p_q_W_QK_with_sink")
-
-    def _entries(self, stop: Tensor) -> Tensor:
-        """p P p^T, [N, S + R] or one for each head, as a part of P."""
-        b, r, rows = self.b, self.whole.bias_tokens, self._rows(stop)
-        last = b.add(b.integers(r), self.keys, "stop_column")
-        parts = b.rows(rows, r, last, -1, "p_k"), b.rows(rows, 0, r, -1, "p_bias")
-        return b.concat(parts, -1, "p_k_joined")
 
     def _columns(self, start: Tensor, stop: Tensor, name: str) -> Tensor:
         """The one-hot positions [1, rows, R + T] of some tokens."""

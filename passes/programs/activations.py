@@ -317,8 +317,11 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     linear = heads_over([(small, 0.0), (-small, 0.0)], [program.linear / small, -program.linear / small])
     if head.c == 0.0:
         return _limit(replace(made, heads=(*constants, *linear)), head, program.linear, arithmetic)
-    # With the self key at logit 0, its two halves +-e g are exact, e being a power of two.
-    (head,), half = (centred := _centred(program)).heads, math.log(0.5)
+    # With the self key at logit 0, its two halves +-e g are exact, e being a power of two; so are steep slopes.
+    tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
+    centred = replace(program, heads=(replace(head, beta=0.0, gamma=0.0, bias_tokens=tokens),))
+    centred = _with_error(centred, largest_change(program, centred))
+    (head,), half = centred.heads, math.log(0.5)
     ends = [head.c / small + head.d, -head.c / small + head.d]
     exact = (sign * Fraction(head.c / small) + Fraction(head.d) for sign in (1, -1))
     error = centred.max_error + max(float(abs(Fraction(a) - b)) for a, b in zip(ends, exact, strict=True))
@@ -368,15 +371,8 @@ def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) ->
     return _with_error(split, limit_error(head, linear, small, domain), domain=domain, double=True)
 
 
-def _centred(program: Program) -> Program:
-    """The same program with the self key at logit 0, and steep slopes that are powers of two: products are exact."""
-    (head,) = program.heads
-    tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
-    made = replace(program, heads=(replace(head, beta=0.0, gamma=0.0, bias_tokens=tokens),))
-    return _with_error(made, largest_change(program, made))
-
-
 def _snapped(head: Head, token: BiasToken) -> BiasToken:
+    """The token relative to the self key; a steep slope becomes a power of two, so that products with it are exact."""
     slope, offset = Fraction(token.slope) - Fraction(head.beta), Fraction(token.offset) - Fraction(head.gamma)
     if abs(offset) <= FACTORED or slope == 0:
         return replace(token, slope=float(slope), offset=float(offset))
