@@ -244,9 +244,7 @@ class SharedKey(NamedTuple):
         return cls(slope, 0.0, weight, weight * value)
 
 
-def progression_of(
-    keys: Sequence[SharedKey], dtype: type[np.floating]
-) -> tuple[float, tuple[float, ...], float] | None:
+def progression_of(keys: Sequence[SharedKey], dtype: type[np.floating]) -> tuple[float, Sequence[float], float] | None:
     """(step, weights, part) of shared keys as a progression with exactly their numbers in a type, as for Mish.
 
     Weights are w_j e^(j step y), j = 0, 1, ...; the last w and all multiples except the first are 1. `weights` are the
@@ -258,7 +256,7 @@ def progression_of(
         step = slopes[1] - slopes[0]
         even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and float(dtype(step)) == step
         if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
-            return step, tuple(weights[:-1]), parts[0]
+            return step, weights[:-1], parts[0]
     return None
 
 

@@ -523,21 +523,19 @@ class Finder:
         miss = self._obstacle(output, first, sinks, identified)
         if miss is not None or isinstance(identified, str):
             shown = "" if isinstance(identified, str) else identified.label
-            return self._left(miss or Miss("", ""), shown, first, sinks, region.nodes)
+            return replace(self._left(miss or Miss("", ""), first, sinks, region.nodes), activation=shown)
         name = self._namer.name(self._view, first, sinks, region.nodes)
-        block = self._block(name, output, region, sinks, identified)
+        block = self._block(name, region, sinks, identified)
         return self._without_product(block) if self._product and identified.gated else block
 
-    def _block(
-        self, name: str, output: str, region: ActivationRegion, sinks: Operators, identified: Identified
-    ) -> Block:
+    def _block(self, name: str, region: ActivationRegion, sinks: Operators, identified: Identified) -> Block:
         leaves, slots = region.leaves, identified.gated or (0, 0)
         gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
-        known, first = self._view.type_of(output), self._flow.operators_of(leaves)
+        known, first = self._view.type_of(region.output), self._flow.operators_of(leaves)
         leaf, sizes = self._flow.leaf(leaves[0]), dict(enumerate(reversed(known.shape or ()), start=1))
         stated = [op.out_features for op in leaf.operators if not leaf.part]
         stated += [size for op in first[:1] if isinstance(size := sizes.get(-op.axis), int)]
-        unread = output in self._flow.values or any(self._flow.facts[sink.data].part for sink in sinks)
+        unread = region.output in self._flow.values or any(self._flow.facts[sink.data].part for sink in sinks)
         return Block(
             name=name,
             where=self._view.where,
@@ -567,7 +565,7 @@ class Finder:
         identified = self._identify(region := self._flow.region(ends.pop(), (block.gate,)))
         if isinstance(identified, str):
             return Left.of(block, Miss(identified, region.output))
-        alone = self._block(block.name, region.output, region, (), identified)
+        alone = self._block(block.name, region, (), identified)
         return replace(alone, channels=block.neurons, product=True)
 
     def _obstacle(self, output: str, first: Operators, sinks: Operators, identified: Identified | str) -> Miss | None:
@@ -605,11 +603,9 @@ class Finder:
             reason = f"'{node.input[0]}' is computed outside of this body, and a block must be in one graph"
         return replace(self._left(Miss(reason, label(node)), nodes=(index,)), second=second)
 
-    def _left(
-        self, miss: Miss, shown: str = "", first: Operators = (), sinks: Operators = (), nodes: tuple[int, ...] = ()
-    ) -> Left:
+    def _left(self, miss: Miss, first: Operators = (), sinks: Operators = (), nodes: tuple[int, ...] = ()) -> Left:
         name = self._namer.name(self._view, first, sinks, nodes)
-        return Left(name, self._view.where, shown, kinds(first), kinds(sinks), miss)
+        return Left(name, self._view.where, "", kinds(first), kinds(sinks), miss)
 
     def _leaf_type(self, leaf: str) -> int:
         """The element type of a leaf; where inference stops before it, of a floating-point operand of its operators."""

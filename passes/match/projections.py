@@ -197,12 +197,11 @@ class _ProjectionReader:
         if maker is not None:  # it computes the weight by more than layout or type; if `packed`, it is any unknown one
             quantised = maker.op_type == "DequantizeLinear"
             raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
-        added = [name for name in node.input[2:] if name] if operator.kind == "Gemm" else []
-        biases = tuple(each for name in added if (each := self._vector(name, operator.out_features)) is not None)
-        if len(biases) < len(added):
+        biases = [self._vector(name, operator.out_features) for name in node.input[2:] if name]  # of a Gemm
+        if None in biases:
             raise LostError(f"{where} has a bias that is not one value per channel", where)
         sizes = operator.in_features, operator.out_features
-        return Projection(operator.data, operator.weight, operator.transposed, *sizes, biases)
+        return Projection(operator.data, operator.weight, operator.transposed, *sizes, tuple(filter(None, biases)))
 
     def with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
         readers = [self._view.nodes[at] for at in self._view.consumers.get(result, ())]
