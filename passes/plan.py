@@ -119,13 +119,12 @@ def _through_network(plan: Plan, read: Read) -> Plan:
 def apply(plan: Plan) -> onnx.ModelProto:
     """A new model in which the converted blocks are attention heads; the plan is in its metadata."""
     result, conversions = deepcopy(plan.model), plan.conversions
-    replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
+    placed = [(each.block.path, FORMS[each.form].emit(plan.view_of(each.block), each)) for each in conversions]
     present = {(function.domain, function.name): function for function in plan.model.functions}
-    needed = (function for replacement in replacements for function in replacement.functions)
+    needed = (function for _, made in placed for function in made.functions)
     if any(present.get((each.domain, each.name), each) != each for each in needed):
         conversions = tuple(replace(each, inline=True) for each in conversions)
-        replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
-    placed = [(each.block.path, made) for each, made in zip(conversions, replacements, strict=True)]
+        placed = [(each.block.path, FORMS[each.form].emit(plan.view_of(each.block), each)) for each in conversions]
     if plan.whole is not None:
         cores = (Join(plan.whole, plan.views[0], core) for core in plan.whole.cores)
         placed += [((), part) for core in cores for part in core.parts()]

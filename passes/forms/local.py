@@ -83,11 +83,11 @@ def own_keys(b: Builder, inputs: Inputs, *, bias_tokens: int, silent: tuple[int,
             shares.append(b.node("Exp", [near], f"{name}_share"))
     else:
         query = b.bounded(inputs["query"], "finite_query")
-        logits = [b.mul(query, inputs["key"], "self_logit")]
-        logits += [_logit(b, inputs, ("bias_key", "bias_offset"), query, j, name) for j, name in enumerate(names)]
+        logits = {"self": b.mul(query, inputs["key"], "self_logit")}
+        logits |= {name: _logit(b, inputs, ("bias_key", "bias_offset"), query, j, name) for j, name in enumerate(names)}
         # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
-        ends = logits if steep or bias_tokens == 1 else [logits[0], logits[1], logits[-1]]
-        own, *shares = _shares(b, logits, ends, ["self", *names], steep=steep)
+        ends = logits if steep or bias_tokens == 1 else ("self", names[0], names[-1])
+        own, *shares = _shares(b, logits, [logits[end] for end in ends], steep=steep)
         weights, parts = [own], [b.mul(own, inputs["value"], "self_part")]
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
         weights.append(b.mul(share, b.entry(inputs, "bias_weight", j), f"{name}_weight"))
@@ -106,8 +106,8 @@ def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variabl
     """
     names = [f"key_{j}" for j in range(keys)]
     query = b.bounded(inputs["query"], "finite_query")
-    logits = [_logit(b, inputs, ("keys", "offsets"), query, j, name) for j, name in enumerate(names)]
-    shares = _shares(b, logits, logits, names, steep=False)
+    logits = {name: _logit(b, inputs, ("keys", "offsets"), query, j, name) for j, name in enumerate(names)}
+    shares = _shares(b, logits, [*logits.values()], steep=False)
     weights, parts = list[Tensor](), list[Tensor]()
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
         weights.append(b.mul(share, b.entry(inputs, "weights", j), f"{name}_weight"))
@@ -195,11 +195,9 @@ def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, str], query: Tensor, j
     return b.add(score, b.entry(inputs, offset, j), f"{name}_logit") if offset in inputs else score
 
 
-def _shares(
-    b: Builder, logits: list[Variable], largest: list[Variable], names: list[str], *, steep: bool
-) -> list[Variable]:
+def _shares(b: Builder, logits: Mapping[str, Variable], largest: list[Variable], *, steep: bool) -> list[Variable]:
     top, shares = b.node("Max", largest, "largest_logit"), []
-    for name, logit in zip(names, logits, strict=True):
+    for name, logit in logits.items():
         shifted = b.sub(logit, top, f"{name}_shifted")
         shares.append(b.node("Exp", [_normal(b, shifted, name) if steep else shifted], f"{name}_share"))
     return shares
