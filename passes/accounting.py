@@ -7,8 +7,9 @@ from math import prod
 import numpy as np
 import onnx
 
+from passes.conversion import Conversion
 from passes.forms import FORMS, convert
-from passes.match.blocks import QUANTISING, Block, Dataflow
+from passes.match.blocks import QUANTISING, Dataflow
 from passes.match.linear import LINEAR_OPERATORS, routing
 from passes.options import COMPACT, DEFAULT_MAX_TOKENS, LOCAL, FormOptions
 from passes.plan import Plan, own_attention
@@ -101,6 +102,7 @@ def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
     """The accounting of a plan; costs are for N = `tokens`."""
     heads, d_head = own_attention(plan.views, plan.recognised)
     total = sum(_elements(view, op.weight) for view in plan.views for op in Dataflow(view).operators.values()) or 1
+    options = replace(plan.options, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), d_head=d_head or FormOptions.d_head)
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]
     blocks, works = [], dict[tuple[Path, str], int]()
@@ -110,29 +112,22 @@ def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
         works.update(((block.path, weight), _elements(view, weight)) for weight in weights)
         work = sum(_elements(view, weight) for weight in weights)
         d_model, d_ff = next((op.in_features for op in block.first), None), block.neurons
-        known = count is not None and d_model and d_ff
-        forms, refused = _costs(plan, block, d_model or 0, tokens, d_head) if known else ((), ())
+        forms = FORMS if count is not None and d_model and d_ff else ()
+        found = {form: convert(view, block, replace(options, form=form)) for form in forms}
+        taken = ((form, each) for form, each in found.items() if isinstance(each, Conversion))
+        costs = tuple(_cost(form, each, d_model or 0, tokens) for form, each in taken)
+        refused = tuple((form, each.reason) for form, each in found.items() if isinstance(each, Miss))
         parameters = sum(_elements(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights))
-        blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, work / total, count, forms, refused))
+        blocks.append(BlockAccount(block.name, d_model, d_ff, parameters, work / total, count, costs, refused))
     # Activations that are parts of another read the same weights.
     return Accounting(tuple(blocks), d_head, heads, sum(works.values()) / total, *_counts(plan), tokens)
 
 
-def _costs(
-    plan: Plan, block: Block, width: int, tokens: int, d_head: int | None
-) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
-    taken, refused = list[FormCost](), list[tuple[str, str]]()
-    options = replace(plan.options, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), d_head=d_head or FormOptions.d_head)
-    for form in FORMS.values():
-        found = convert(plan.view_of(block), block, replace(options, form=form.name))
-        if isinstance(found, Miss):
-            refused.append((form.name, found.reason))
-            continue
-        heads, m = FORMS[found.form].heads(found, width), found.program.bias_tokens
-        queries, keys = (tokens, m + 1) if found.form in (LOCAL, COMPACT) else (tokens + m, tokens + m)
-        size = max(heads) * queries * keys * np.dtype(found.dtype).itemsize
-        taken.append(FormCost(form.name, heads, keys, size))
-    return tuple(taken), tuple(refused)
+def _cost(form: str, conversion: Conversion, width: int, tokens: int) -> FormCost:
+    """The cost of a block that reads `width` columns; in form `whole` its heads may be those of another form."""
+    heads, m = FORMS[conversion.form].heads(conversion, width), conversion.program.bias_tokens
+    queries, keys = (tokens, m + 1) if conversion.form in (LOCAL, COMPACT) else (tokens + m, tokens + m)
+    return FormCost(form, heads, keys, max(heads) * queries * keys * np.dtype(conversion.dtype).itemsize)
 
 
 def _elements(view: GraphView, weight: str) -> int:

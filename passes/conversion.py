@@ -14,7 +14,7 @@ from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import COMPACT, DEFAULT_OPTIONS, LOCAL, FormOptions, Options
-from passes.programs.program import ARITHMETIC, FACTORED, LARGEST_QUERY, Arithmetic, Program
+from passes.programs.program import ARITHMETIC, FACTORED, LARGEST_QUERY, Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.types import elem_name
@@ -121,12 +121,21 @@ def decide(view: GraphView, block: Block, options: Options) -> Conversion:
 
 
 def _program(block: Block, options: Options, *, quick: bool) -> Program:
-    identified, arithmetic = block.identified, ARITHMETIC[block.coarsest]
+    identified, arithmetic, strict = block.identified, ARITHMETIC[block.coarsest], options.accuracy is not None
     if options.accuracy is not None:
         arithmetic = replace(arithmetic, tolerance=options.accuracy)
     gated = identified.gated is not None
     if identified.activation.program is None and identified.activation.gate is None:
-        return _fitted(block, options, arithmetic, gated=gated, quick=quick)
+        domain = options.domain
+        if domain is None and block.gate in options.reached:
+            domain = domain_of(options.reached[block.gate])
+        if domain is None:
+            what = "`rewrite` fits heads to it on the values that the model reaches, or up to --option domain=R"
+            raise LostError(f"the table has no program for it; {what}", block.output, "domain")
+        fit = fitted(identified, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick)
+        if isinstance(fit, str):
+            raise LostError(fit, block.output)
+        return fit
     program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated, quick=quick)
     if program is None:
         what, rest = ("a gate with ", "; --gate product converts that alone") if gated else ("", "")
@@ -134,20 +143,6 @@ def _program(block: Block, options: Options, *, quick: bool) -> Program:
     if options.accuracy is not None and program.max_error > options.accuracy:
         off, asked = f"is off by {program.max_error:.2g}", f"--accuracy asks for {options.accuracy:.2g}"
         raise LostError(f"the closest program, {program.name}, {off}; {asked}", block.output)
-    return program
-
-
-def _fitted(block: Block, options: Options, arithmetic: Arithmetic, *, gated: bool, quick: bool) -> Program:
-    domain = options.domain
-    if domain is None and block.gate in options.reached:
-        domain = domain_of(options.reached[block.gate])
-    if domain is None:
-        what = "`rewrite` fits heads to it on the values that the model reaches, or up to --option domain=R"
-        raise LostError(f"the table has no program for it; {what}", block.output, "domain")
-    strict = options.accuracy is not None
-    program = fitted(block.identified, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick)
-    if isinstance(program, str):
-        raise LostError(program, block.output)
     return program
 
 
@@ -316,8 +311,7 @@ class Builder(Fragment):
 
 def replacement(b: Builder, conversion: Conversion, functions: Sequence[onnx.FunctionProto] = ()) -> Replacement:
     """The built nodes, and the functions that they call, in place of the nodes that compute the same output."""
-    whole = conversion.projections
-    output = conversion.block.output if whole is None else whole.result
+    whole, (_, output) = conversion.projections, conversion.ends
     metadata = {
         BLOCK_KEY: conversion.block.name,
         f"{DOMAIN}.form": conversion.form,

@@ -30,8 +30,8 @@ from rewriter.arrays import grouped
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.evaluate.table import MICROSOFT
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
-from rewriter.graph.constants import UNFIT, Constants, Read
-from rewriter.graph.edit import inlined, splice
+from rewriter.graph.constants import UNFIT, Constants, Read, small
+from rewriter.graph.edit import Replacement, inlined, splice
 from rewriter.graph.fused import in_parts, saturating, with_parts, with_plain_experts
 from rewriter.graph.view import ONNX_DOMAINS, SAME_NUMBERS, GraphView, LostError, Miss, Place, all_views, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external, reached
@@ -81,14 +81,7 @@ class Plan:
         return tuple(entry.block for entry in left if entry.block is not None)
 
 
-def inline_values(tensor: onnx.TensorProto) -> np.ndarray:
-    """The values of a tensor in the model itself. Raises ValueError if they are elsewhere."""
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise ValueError("its values are in another file")
-    return onnx.numpy_helper.to_array(tensor)
-
-
-def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_values) -> Plan:
+def make_plan(model: onnx.ModelProto, options: Options, read: Read = small) -> Plan:
     """Find the blocks of `model`, with fused operators and local functions expanded, and decide about each.
 
     Fused operators outside converted blocks are kept, except experts that the user wants expanded.
@@ -126,13 +119,12 @@ def _through_network(plan: Plan, read: Read) -> Plan:
 def apply(plan: Plan) -> onnx.ModelProto:
     """A new model in which the converted blocks are attention heads; the plan is in its metadata."""
     result, conversions = deepcopy(plan.model), plan.conversions
-    replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
+    placed = [(each.block.path, FORMS[each.form].emit(plan.view_of(each.block), each)) for each in conversions]
     present = {(function.domain, function.name): function for function in plan.model.functions}
-    needed = (function for replacement in replacements for function in replacement.functions)
+    needed = (function for _, made in placed for function in made.functions)
     if any(present.get((each.domain, each.name), each) != each for each in needed):
         conversions = tuple(replace(each, inline=True) for each in conversions)
-        replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
-    placed = [(each.block.path, made) for each, made in zip(conversions, replacements, strict=True)]
+        placed = [(each.block.path, FORMS[each.form].emit(plan.view_of(each.block), each)) for each in conversions]
     if plan.whole is not None:
         cores = (Join(plan.whole, plan.views[0], core) for core in plan.whole.cores)
         placed += [((), part) for core in cores for part in core.parts()]
@@ -338,9 +330,7 @@ def read_record(model: onnx.ModelProto) -> Record:
         content = json.loads(found[0])
     except (ValueError, RecursionError) as error:
         raise PlanError("it is not JSON") from error
-    if not isinstance(content, dict):
-        raise PlanError("the plan is not an object")
-    if type(content.get("version")) is not int or content["version"] != VERSION:
+    if isinstance(content, dict) and content.get("version") != VERSION:
         raise PlanError(f"its version is not {VERSION}")
     record: Record = _parsed(Record, content, "the plan")
     if len({(each.block.path, each.block.output) for each in record.blocks}) < len(record.blocks):
@@ -428,20 +418,20 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
         try:
             view, flow = views[each.block.path], flow_of(each.block.path)
             conversion = replace(each, block=with_operators(view, flow, each))
-            names, called = _heads(model, view, conversion, read)
+            heads = _heads(model, view, conversion, read)
             made.append(conversion)
-            outputs.update((view.path, name) for name in names)
-            functions.update((function.domain, function.name) for function in called)
+            for part in (heads, *heads.further):
+                outputs.update((view.path, name) for node in part.nodes for name in node.output)
+                outputs.update((view.path, tensor.name) for tensor in part.initializers)  # Constant nodes in old models
+            functions.update((function.domain, function.name) for function in heads.functions)
         except (KeyError, PlanError) as error:
             reason = "the graph that should contain it does not exist" if isinstance(error, KeyError) else error
             notes.append(f"the plan in the file's metadata is ignored for block {each.block.name}: {reason}")
     return Recognised(tuple(made), frozenset(outputs), frozenset(functions), tuple(notes))
 
 
-def _heads(
-    model: onnx.ModelProto, view: GraphView, conversion: Conversion, read: Read
-) -> tuple[set[str], Sequence[onnx.FunctionProto]]:
-    """What the nodes of a block's heads make, and their functions. Raises PlanError where the model lacks them."""
+def _heads(model: onnx.ModelProto, view: GraphView, conversion: Conversion, read: Read) -> Replacement:
+    """The nodes and functions of a block's heads. Raises PlanError where the model lacks them."""
     _check_activation(conversion)
     _check_weights(view, conversion)
     try:
@@ -449,13 +439,12 @@ def _heads(
             written = FORMS[conversion.form].emit(view, conversion)
     except (ArithmeticError, *UNFIT) as error:
         raise PlanError(f"no heads can be written for {conversion.program.name}") from error
-    values, outputs = Constants(view, read), set[str]()
+    values = Constants(view, read)
     for part in (written, *written.further):
         for node in part.nodes:
             there = view.made_by(node.output[0])
             if there is None or any(getattr(there, field) != getattr(node, field) for field in _COMPARED):
                 raise PlanError(f"'{node.output[0]}' is not what the heads of the plan would be")
-            outputs.update(node.output)
         for tensor in part.initializers:
             wanted = onnx.numpy_helper.to_array(tensor)
             try:
@@ -464,11 +453,10 @@ def _heads(
                 raise PlanError(f"'{tensor.name}' cannot be read") from error
             if found.dtype != wanted.dtype or not np.array_equal(found, wanted):
                 raise PlanError(f"'{tensor.name}' has other values than the heads of the plan")
-            outputs.add(tensor.name)  # of a Constant node in old models
     for function in written.functions:
         if function not in model.functions:
             raise PlanError(f"its function '{function.name}' is another one")
-    return outputs, written.functions
+    return written
 
 
 def _check_weights(view: GraphView, conversion: Conversion) -> None:

@@ -129,7 +129,7 @@ def cores_of(reader: "Reader", blocks: Container[int], ends: Sequence[str]) -> t
     for index, node in enumerate(view.nodes):
         behind = not made.isdisjoint(reads(node))  # a sublayer
         made.update(node.output if behind else ())
-        if index not in taken and index not in blocks and not reader.data.isdisjoint(node.output):
+        if index not in taken and index not in blocks and not view.data.isdisjoint(node.output):
             reader.check(index, on_way=index in way, behind=behind)
     return cores
 
@@ -140,7 +140,6 @@ class Reader:
     def __init__(self, view: GraphView, read: Read) -> None:
         self.view, self.read, self.routing = view, read, routing(view)
         self.shapes: Callable[[int, int], Shapes] = cache(self._shapes)
-        self.data = view.data
         self._constants = Constants(view, read)
         self._known = dict[tuple[Term, Sizes], Array | Data]()
         self._stops = frozenset(name for node in view.nodes if node.op_type in SIZES for name in node.output)
@@ -197,7 +196,7 @@ class Reader:
 
     def _is_product(self, node: onnx.NodeProto, least: int = 2) -> bool:
         """Whether a node multiplies two tensors, of which so many depend on data."""
-        return node.op_type == "MatMul" and sum(map(self.data.__contains__, node.input)) >= least
+        return node.op_type == "MatMul" and sum(map(self.view.data.__contains__, node.input)) >= least
 
     def check(self, index: int, *, on_way: bool, behind: bool) -> None:
         """Raise LostError for a node that a network of attention cannot have: `on_way` to or `behind` a sublayer."""
@@ -297,7 +296,7 @@ class Reader:
         if node.op_type == "Where":
             return [("Where", tuple("" if at == place else name for at, name in enumerate(node.input)))]
         maker, parts = self.view.made_by(node.input[1 - place]), [node.input[1 - place]]
-        if maker is not None and maker.op_type == "Add" and len(self.data.intersection(maker.input)) == 1:
+        if maker is not None and maker.op_type == "Add" and len(self.view.data.intersection(maker.input)) == 1:
             parts = [*maker.input]
         return [("Neg" if node.op_type == "Sub" else "Identity", (part,)) for part in parts]
 
@@ -330,7 +329,7 @@ class Reader:
         """The table of a term; if it has none, the term, with what positions forbid."""
         # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
         table, rng = self._table(term, scores, most), np.random.default_rng(0)
-        static = self.data.isdisjoint(term[1])
+        static = self.view.data.isdisjoint(term[1])
         if static and not isinstance(table, str):
             return table
         found = Data(term, max((self.sizes(name) for name in term[1] if name), key=len))
@@ -426,13 +425,11 @@ class Whole:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        stay = "stays an addition to the scores, without what W_QK forbids by position"
+        view, stay = self.reader.view, "stays an addition to the scores, without what W_QK forbids by position"
         masks = {each.term[1][0]: each.why for core in self.cores for each in core.data}
         sublayers = f"{len(self.cores)} attention sublayers of the model read positions and bias tokens"
-        nodes = (self.reader.view.nodes[index] for index in sorted(self.reader.routing))
-        kinds = Counter(
-            each.op_type for each in nodes if each.op_type in _NO_HEADS and each.output[0] in self.reader.data
-        )
+        nodes = (view.nodes[index] for index in sorted(self.reader.routing))
+        kinds = Counter(each.op_type for each in nodes if each.op_type in _NO_HEADS and each.output[0] in view.data)
         routers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         routed = (f"routers and gates of one number for each token stay: {routers}",) if routers else ()
         return (sublayers, *routed, *(f"'{mask}' {why} and {stay}" for mask, why in masks.items()))
@@ -515,6 +512,8 @@ class Join:
         self.product, self.softmax, self.last = (view.nodes[at] for at in (core.product, core.softmax, core.values))
         self.given = view.type_of(self.softmax.output[0]).elem_type or whole.elem_type
         self.kind = onnx.TensorProto.DOUBLE if self.given == onnx.TensorProto.DOUBLE else onnx.TensorProto.FLOAT
+        # The name of nodes whose operands do not fit together if a sequence is too long.
+        self.limit = f"sequence_longer_than_max_tokens_{whole.max_tokens}"
         name, opset = f"{PREFIX}/{self.softmax.output[0]}", view.opsets.get("", 1)
         self.b = Builder(name, opset=opset, compute_type=self.kind)
 
@@ -582,11 +581,16 @@ class Join:
             made = b.node("MatMul", [query, key], "content")
             for index, place in core.cap:
                 made = self._copy(index, place, made, f"content_{index}")
-            added = b.node("MatMul", [positions, turned], "position_scores") if literal else self._entries(stop)
-            made = b.add(made, added, f"scores/{self._limit}")
+            if literal:
+                added = b.node("MatMul", [positions, turned], "position_scores")
+            else:  # a part of P
+                r, rows = self.whole.bias_tokens, self._rows(stop)
+                last = b.add(b.integers(r), self.keys, "stop_column")
+                added = b.concat([b.rows(rows, r, last, -1, "p_k"), b.rows(rows, 0, r, -1, "p_bias")], -1, "p_k_joined")
+            made = b.add(made, added, f"scores/{self.limit}")
         else:
-            wide = b.concat([query, positions], -1, f"q/{self._limit}")
-            made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self._limit}")], "scores")
+            wide = b.concat([query, positions], -1, f"q/{self.limit}")
+            made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self.limit}")], "scores")
         for number, each in enumerate(core.data):
             chosen = each.term[0] == "Where" and not each.layout
             made = self._dropped(made, each, f"data_{number}") if chosen else made
@@ -606,18 +610,6 @@ class Join:
         if core.sink is None:
             return rows
         return b.add(rows, b.read(whole.name_of(core.sink), whole.elem_type, "W_QK_sinks"), "p_q_W_QK_with_sink")
-
-    def _entries(self, stop: Tensor) -> Tensor:
-        """p P p^T, [N, S + R] or one for each head, as a part of P."""
-        b, r, rows = self.b, self.whole.bias_tokens, self._rows(stop)
-        last = b.add(b.integers(r), self.keys, "stop_column")
-        parts = b.rows(rows, r, last, -1, "p_k"), b.rows(rows, 0, r, -1, "p_bias")
-        return b.concat(parts, -1, "p_k_joined")
-
-    @property
-    def _limit(self) -> str:
-        """Name of nodes whose operands do not fit together if a sequence is too long."""
-        return f"sequence_longer_than_max_tokens_{self.whole.max_tokens}"
 
     def _columns(self, start: Tensor, stop: Tensor, name: str) -> Tensor:
         """The one-hot positions [1, rows, R + T] of some tokens."""
@@ -657,7 +649,7 @@ class Join:
             bounds = [b.concat(end, 0, f"{name}_{which}") for end, which in ends]
             table = b.tensor(self.whole.name_of(each.allowed))
             own = b.node("Slice", [table, *bounds, b.integers(0, 1)], f"{name}_own")
-            made = b.node("Where", [own, made, zero], f"{name}_not_by_position/{self._limit}")
+            made = b.node("Where", [own, made, zero], f"{name}_not_by_position/{self.limit}")
         if each.share < 1.0:
             made = b.mul(made, b.numbers(f"{name}_share", each.share), f"{name}_shared")
         # Bias tokens are padding too: where all keys of a token are, they weigh less.

@@ -10,9 +10,8 @@ times as long for these. Operators are those of opset 7, and Gather.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -28,8 +27,6 @@ from rewriter.graph.view import GraphView
 _HIGHEST_LOGIT = 80.0  # relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17
 _STEEP_SLOPE = 8.0
 LARGEST_PART = 2.0**12  # the largest weight or part whose product with e^80 is finite
-SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
-BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")  # slopes, weights, parts, offsets, as above
 Inputs = Mapping[str, Tensor]  # operands by the names of formal inputs, in order
 
 Spelling = Callable[..., Variable]
@@ -81,16 +78,16 @@ def own_keys(b: Builder, inputs: Inputs, *, bias_tokens: int, silent: tuple[int,
     if centred:
         # Infinite logits are clipped: unlike their differences, they are numbers.
         for j, name in enumerate(names):
-            logit = _logit(b, inputs, BIAS_ARRAYS, inputs["query"], j, name)
+            logit = _logit(b, inputs, ("bias_key", "bias_offset"), inputs["query"], j, name)
             near = b.clipped(logit, (_lowest(b), _HIGHEST_LOGIT), f"{name}_clipped")
             shares.append(b.node("Exp", [near], f"{name}_share"))
     else:
         query = b.bounded(inputs["query"], "finite_query")
-        logits = [b.mul(query, inputs["key"], "self_logit")]
-        logits += [_logit(b, inputs, BIAS_ARRAYS, query, j, name) for j, name in enumerate(names)]
+        logits = {"self": b.mul(query, inputs["key"], "self_logit")}
+        logits |= {name: _logit(b, inputs, ("bias_key", "bias_offset"), query, j, name) for j, name in enumerate(names)}
         # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
-        ends = logits if steep or bias_tokens == 1 else [logits[0], logits[1], logits[-1]]
-        own, *shares = _shares(b, logits, ends, ["self", *names], steep=steep)
+        ends = logits if steep or bias_tokens == 1 else ("self", names[0], names[-1])
+        own, *shares = _shares(b, logits, [logits[end] for end in ends], steep=steep)
         weights, parts = [own], [b.mul(own, inputs["value"], "self_part")]
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
         weights.append(b.mul(share, b.entry(inputs, "bias_weight", j), f"{name}_weight"))
@@ -109,8 +106,8 @@ def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variabl
     """
     names = [f"key_{j}" for j in range(keys)]
     query = b.bounded(inputs["query"], "finite_query")
-    logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
-    shares = _shares(b, logits, logits, names, steep=False)
+    logits = {name: _logit(b, inputs, ("keys", "offsets"), query, j, name) for j, name in enumerate(names)}
+    shares = _shares(b, logits, [*logits.values()], steep=False)
     weights, parts = list[Tensor](), list[Tensor]()
     for j, (name, share) in enumerate(zip(names, shares, strict=True)):
         weights.append(b.mul(share, b.entry(inputs, "weights", j), f"{name}_weight"))
@@ -192,17 +189,15 @@ def progression_over(b: Builder, inputs: Inputs, *, keys: int, steep: bool) -> V
     return b.mul(inputs["value"], b.div(weighted, total, "mean"), "output")
 
 
-def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j: int, name: str) -> Variable:
-    slope, _, _, offset = arrays
+def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, str], query: Tensor, j: int, name: str) -> Variable:
+    slope, offset = arrays
     score = b.mul(query, b.entry(inputs, slope, j), f"{name}_score")
     return b.add(score, b.entry(inputs, offset, j), f"{name}_logit") if offset in inputs else score
 
 
-def _shares(
-    b: Builder, logits: list[Variable], largest: list[Variable], names: list[str], *, steep: bool
-) -> list[Variable]:
+def _shares(b: Builder, logits: Mapping[str, Variable], largest: list[Variable], *, steep: bool) -> list[Variable]:
     top, shares = b.node("Max", largest, "largest_logit"), []
-    for name, logit in zip(names, logits, strict=True):
+    for name, logit in logits.items():
         shifted = b.sub(logit, top, f"{name}_shifted")
         shares.append(b.node("Exp", [_normal(b, shifted, name) if steep else shifted], f"{name}_share"))
     return shares
@@ -227,8 +222,7 @@ def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
 # multiples of the value. Where slopes are an arithmetic progression, all weights are powers of one exponential.
 
 
-@dataclass(frozen=True)
-class SharedKey:
+class SharedKey(NamedTuple):
     """One key as a graph stores it: logit `slope y + offset`, factor `weight` of its exponential.
 
     The offset is 0 where it is in the weight; `part` is the weight times the value or multiple.
@@ -248,9 +242,7 @@ class SharedKey:
         return cls(slope, 0.0, weight, weight * value)
 
 
-def progression_of(
-    keys: Sequence[SharedKey], dtype: type[np.floating]
-) -> tuple[float, tuple[float, ...], float] | None:
+def progression_of(keys: Sequence[SharedKey], dtype: type[np.floating]) -> tuple[float, Sequence[float], float] | None:
     """(step, weights, part) of shared keys as a progression with exactly their numbers in a type, as for Mish.
 
     Weights are w_j e^(j step y), j = 0, 1, ...; the last w and all multiples except the first are 1. `weights` are the
@@ -258,12 +250,11 @@ def progression_of(
     """
     ascending = sorted(keys, key=lambda key: key.slope)
     for ordered in (ascending, ascending[::-1]):
-        stored = np.array([(key.slope, key.weight, key.part) for key in ordered], dtype)
-        slopes, weights, parts = stored.T.astype(np.float64).tolist()
+        slopes, _, weights, parts = np.array(ordered, dtype).T.astype(np.float64).tolist()
         step = slopes[1] - slopes[0]
         even = slopes == [slopes[0] + place * step for place in range(len(slopes))] and float(dtype(step)) == step
         if even and weights[-1] == 1.0 and parts[1:] == weights[1:] and not any(key.offset for key in keys):
-            return step, tuple(weights[:-1]), parts[0]
+            return step, weights[:-1], parts[0]
     return None
 
 
@@ -369,12 +360,13 @@ class _Emitter:
         plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
         tokens = sorted(plain.bias_tokens, key=lambda token: token.slope)
         keys = [SharedKey.of(token.slope, token.offset, token.value, plain.largest_factored) for token in tokens]
-        offsets = any(key.offset != 0.0 for key in keys)
+        slopes, offsets, weights, parts = zip(*keys, strict=True)
+        has_offsets = any(offsets)
         # In float64 a self value may be too large for a clipped logit to take all its weight.
-        centred = offsets and not self._double and plain.beta == 0.0
+        centred = has_offsets and not self._double and plain.beta == 0.0
         # Bias tokens compete only with self: clipped logits do not show which of two is larger.
-        centred = centred and sorted(np.sign(key.slope) for key in keys) in ([-1], [1], [-1, 1])
-        centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
+        centred = centred and sorted(np.sign(slopes)) in ([-1], [1], [-1, 1])
+        centred = centred and max(*weights, *map(abs, parts)) <= LARGEST_PART
         # A line is bounded already, and a constant value reads nothing.
         bounded = self._conversion.program.line is not None or plain.c == 0.0
         value = source if bounded else self._finite(plain, source, f"{prefix}finite_value")
@@ -384,10 +376,12 @@ class _Emitter:
         if plain.bias_tokens == (BiasToken(),):
             steep = abs(plain.beta) > _STEEP_SLOPE
             return self._attend(prefix, zero_bias, _named("NeuronAttention", steep=steep), inputs, steep=steep)
-        silent = tuple(j for j in dict.fromkeys((0, len(keys) - 1)) if keys[j].part == 0.0)
-        inputs |= self._arrays(prefix, keys, BIAS_ARRAYS, parts=len(silent) < len(keys), offsets=offsets)
+        silent = tuple(j for j in dict.fromkeys((0, len(keys) - 1)) if parts[j] == 0.0)
+        valued, shifted = parts if len(silent) < len(keys) else None, offsets if has_offsets else None
+        given = {"bias_key": slopes, "bias_weight": weights, "bias_part": valued, "bias_offset": shifted}
+        inputs |= self._constants(prefix, **given)
         quiet = {"_".join(["silent", *map(str, silent)]): bool(silent)}
-        name = _named(f"NeuronAttention_{len(keys)}", steep=offsets and not centred, centred=centred, **quiet)
+        name = _named(f"NeuronAttention_{len(keys)}", steep=has_offsets and not centred, centred=centred, **quiet)
         return self._attend(prefix, own_keys, name, inputs, bias_tokens=len(keys), silent=silent)
 
     def _finite(self, head: Head, source: Tensor, name: str, *, zeros: bool = False) -> Tensor:
@@ -409,18 +403,12 @@ class _Emitter:
             count, steep = len(weights) + 1, abs(step) > _STEEP_SLOPE
             name = _named(f"NeuronProgression_{count}", step=step != 1.0, steep=steep, valued=part != 0.0)
             return self._attend(prefix, progression_over, name, inputs, keys=count, steep=steep)
-        steep = any(key.offset != 0.0 for key in keys)
-        inputs |= self._arrays(prefix, keys, SHARED_ARRAYS, parts=True, offsets=steep)
-        own = sum(key.part != 0.0 for key in keys)
+        slopes, offsets, weights, parts = zip(*keys, strict=True)
+        steep, own = any(offsets), sum(part != 0.0 for part in parts)
+        shifted = offsets if steep else None
+        inputs |= self._constants(prefix, keys=slopes, weights=weights, parts=parts, offsets=shifted)
         name = _named(f"NeuronHeads_{own}_{len(keys)}", steep=steep)
         return self._attend(prefix, shared_keys, name, inputs, keys=len(keys), heads=own)
-
-    def _arrays(
-        self, prefix: str, keys: Sequence[SharedKey], names: Sequence[str], *, parts: bool, offsets: bool
-    ) -> dict[str, Constant]:
-        columns = zip(names, ("slope", "weight", "part", "offset"), (True, True, parts, offsets), strict=True)
-        given = {name: [getattr(key, column) for key in keys] for name, column, wanted in columns if wanted}
-        return self._constants(prefix, **given)
 
     def _constants(self, prefix: str, **given: ArrayLike | None) -> dict[str, Constant]:
         return {name: self._b.numbers(f"{prefix}{name}", each) for name, each in given.items() if each is not None}

@@ -145,14 +145,12 @@ def in_place(b: Builder, conversion: Conversion, tensor: Tensor, data: Tensor) -
     return replacement(b, conversion)
 
 
-def with_indicator(
-    b: Builder, tokens: Tensor, further: int = 0, name: str = "tokens"
-) -> tuple[Variable, tuple[Tensor, Tensor]]:
+def with_indicator(b: Builder, tokens: Tensor, further: int = 0, name: str = "tokens") -> tuple[Tensor, Tensor, Tensor]:
     """The tokens [batch, N, width] with a column of ones and `further` columns of zeros; batch and N, 1-D."""
     sizes = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
     one = b.numbers("token_indicator", np.eye(1, 1 + further)[None])
     shape = b.concat([*sizes, b.integers(1 + further)], 0, "indicators_shape")
-    return b.concat([tokens, b.node("Expand", [one, shape], "indicators")], 2, name), sizes
+    return b.concat([tokens, b.node("Expand", [one, shape], "indicators")], 2, name), *sizes
 
 
 def open_stream(
@@ -162,7 +160,7 @@ def open_stream(
     b, projections, m = weights.b, conversion.whole_block, weights.bias_tokens
     data = b.read(projections.query.data, weights.elem_type, "input")
     tokens = as_batches(b, data, projections.rank, alone=conversion.carried > 0)
-    made, (batch, count) = with_indicator(b, tokens, 0 if positions else m)
+    made, batch, count = with_indicator(b, tokens, 0 if positions else m)
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
     if positions:
         own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
@@ -553,8 +551,8 @@ def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     model, neurons = projections.query.in_features, projections.query.out_features
     scoring = b.typed(conversion.compute_type)
     data = b.read(projections.query.data, elem_type, "input")
-    stream, sizes = with_indicator(b, as_batches(b, data, projections.rank), name="stream")
-    each = b.concat([*sizes], 0, "each_token")
+    stream, *sizes = with_indicator(b, as_batches(b, data, projections.rank), name="stream")
+    each = b.concat(sizes, 0, "each_token")
     wide_stream = scoring.cast(stream, b.compute_type, "wide_stream")
     # This stream has no rows of bias tokens.
     weights, of_scores = (HeadWeights(each, model, 0, neurons, elem_type, by_token=True) for each in (b, scoring))

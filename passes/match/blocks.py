@@ -11,7 +11,6 @@ The middle of a block is semantic (`passes.match.identify`). Other activations b
 with the reason.
 """
 
-import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -136,7 +135,6 @@ class Fact:
 
     leaves: tuple[str, ...]  # of which this tensor is a function; itself where it is one, or beyond an activation
     operators: Operators = ()  # whose outputs a leaf sums; empty for other tensors
-    miss: Miss | None = None  # why the leaf is not a linear map of data after all, so that its activations are left
     nonlinear: bool = False
     ends: str = ""  # for a tensor beyond an activation, the activation's output
     rounded: bool = False  # whether it was quantised and dequantised there, so that a separate function follows
@@ -197,34 +195,31 @@ class Dataflow:
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         for name in reads(node) if subgraphs(node) else ():
             if self.leaf(name).operators and _outputs_activation_of(node, {name}):
-                where = f"inside {label(node)}, apart from its linear operators"
-                miss = Miss(f"its activation is {where}; move it out of the body", label(node))
-                self.near_misses.setdefault(name, miss)
+                where = label(node)
+                why = f"its activation is inside {where}, apart from its linear operators; move it out of the body"
+                self.near_misses.setdefault(name, Miss(why, where))
         found = linear_operator(self._view, self.constants, index)
-        onnx_own = self._view.is_onnx(node)
+        miss: Miss | None = None
         if isinstance(found, Miss):
+            miss = found
             if any(name in self.constants for name in node.input[:2]):
                 self._sink(node.input, operator_of(node))
-            self._block(node, found)
         elif found is not None:
-            self._linear(node, found)
+            self._linear(found)
         elif key_of(node) in ELEMENTWISE:
-            self._elementwise(index, node)
-        elif onnx_own and node.op_type in PARTS | REARRANGED | QUANTISING:
-            self._shape_only(index, node)
-        elif key_of(node) in _ON_QUANTISED and (data := self._of_quantised(node)):
+            miss = self._elementwise(index, node)
+        elif self._view.is_onnx(node) and node.op_type in PARTS | REARRANGED | QUANTISING:
+            miss = self._shape_only(index, node)
+        elif data := self._affine_image_of(node):
             self._follow(node, node.output[0], data)
-        elif onnx_own and node.op_type == "BatchNormalization" and self._is_affine(node):
-            self._follow(node, node.output[0], node.input[0])
         else:
-            self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
+            miss = Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node))
+        if miss is not None:
+            self._block(node, miss)
 
-    def _linear(self, node: onnx.NodeProto, found: LinearOperator) -> None:
+    def _linear(self, found: LinearOperator) -> None:
         self.operators[found.node] = found
-        # A residual fused into a Gemm is harmless in a second operator, not in a first one.
-        why = f"it adds '{found.added}', which is not constant, to its product"
-        miss = Miss(why, label(node)) if found.added else None
-        self.facts[found.output] = Fact((found.output,), (found,), miss=miss)
+        self.facts[found.output] = Fact((found.output,), (found,))
         self._sink([found.data], found.shown)
         if activation := self._activation_behind(found.data):
             self.sinks[activation].append(found)
@@ -257,8 +252,13 @@ class Dataflow:
             if activation := self._activation_behind(name):
                 self.blocked.setdefault(activation, miss)
 
-    def _of_quantised(self, node: onnx.NodeProto) -> str:
-        """The operand of which an operator on quantised numbers is an affine image, perhaps with a projection."""
+    def _affine_image_of(self, node: onnx.NodeProto) -> str:
+        """The operand of which a BatchNormalization, or an operator on quantised numbers, is an affine image."""
+        if key_of(node) == ("", "BatchNormalization"):  # which scales and shifts the channels, by constants
+            constant = all(name in self.constants for name in node.input[1:]) and not any(node.output[1:])
+            return node.input[0] if constant and integer_of(node, "training_mode", 0) == 0 else ""
+        if key_of(node) not in _ON_QUANTISED:
+            return ""
         data = [name for name in node.input[:4:3] if name not in self.constants]
         if len(data) == 2 and node.op_type == "QLinearAdd":
             known = all(name in self.facts for name in data)
@@ -274,7 +274,7 @@ class Dataflow:
         weights = () if source is None else [each.weight for each in source.operators]
         return others if weights and all(weight in self._view.picked for weight in weights) else data
 
-    def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
+    def _shape_only(self, index: int, node: onnx.NodeProto) -> Miss | None:
         data, outputs = node.input[0], list(node.output)
         if node.op_type == "DynamicQuantizeLinear":
             # The scale comes back as a factor of the integer product.
@@ -284,10 +284,10 @@ class Dataflow:
         # Scales and zero points must be constant; bounds of Split and Slice need not, as each part is a separate leaf.
         tied = node.op_type in QUANTISING
         if data not in self.facts or (tied and any(name and name not in self.constants for name in node.input[1:])):
-            self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
-            return
+            return Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node))
         for output in outputs:
             self._follow(node, output, data)
+        return None
 
     def _follow(self, node: onnx.NodeProto, output: str, data: str) -> None:
         """Record that `output` is an affine or shape-only image of `data`, unless that is opaque.
@@ -307,12 +307,7 @@ class Dataflow:
         source = self.leaf(fact.leaves[0])
         return source if len(fact.leaves) == 1 and not fact.nonlinear and source.operators else None
 
-    def _is_affine(self, node: onnx.NodeProto) -> bool:
-        """Whether a BatchNormalization scales and shifts the channels by constants."""
-        constant = all(name in self.constants for name in node.input[1:]) and not any(node.output[1:])
-        return constant and integer_of(node, "training_mode", 0) == 0
-
-    def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
+    def _elementwise(self, index: int, node: onnx.NodeProto) -> Miss | None:
         names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
         data = [name for name in dict.fromkeys(names) if name and name not in self.constants]
         self._stray(index, node, data)
@@ -321,27 +316,24 @@ class Dataflow:
             self._scales.update(() if others else node.output)
             if len(others) == 1:  # the integer product, as floats
                 self._follow(node, node.output[0], others[0])
-            return
+            return None
         if not self._plain(node) or not data:
-            self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
-            return
+            return Miss(f"its output feeds {label(node)}, which is not elementwise", label(node))
         if (norm := self._norm_of_square(node, names)) is not None:
-            self._block(node, Miss(f"its output feeds {label(norm)}, which is not a linear operator", label(norm)))
-            return
+            return Miss(f"its output feeds {label(norm)}, which is not a linear operator", label(norm))
         if node.op_type in ("Add", "Sum") and (terms := self._without_chosen(data)) != data:
             self._follow(node, node.output[0], terms[0])
-            return
+            return None
         constant = (name for name in names if name in self.constants)
         wide = [name for name in constant if not self._is_scalar(name, data[0]) or self._is_bias(node, name, data)]
         known = [self.facts[name] for name in data if name in self.facts]
         affine = all(not fact.nonlinear and not fact.ends for fact in known)
         if wide and not (node.op_type == "Sum" and len(data) > 1 and affine):
-            self._with_wide_constant(node, data, wide[0])
-        elif len(known) < len(data):
+            return self._with_wide_constant(node, data, wide[0])
+        if len(known) < len(data):
             outsider = next(name for name in data if name not in self.facts)
-            self._block(node, Miss(f"it meets '{outsider}', not from a linear operator, in {label(node)}", label(node)))
-        else:
-            self._combine(node, data, known)
+            return Miss(f"it meets '{outsider}', not from a linear operator, in {label(node)}", label(node))
+        return self._combine(node, data, known)
 
     def _norm_of_square(self, node: onnx.NodeProto, operands: Sequence[str]) -> onnx.NodeProto | None:
         """The mean of a square in a spelled-out normalisation; such a square is not an activation."""
@@ -367,7 +359,7 @@ class Dataflow:
         alone = node.op_type == "Add" and len(data) == 1 and len(self._view.consumers.get(data[0], ())) == 1
         return single and alone and self.constants.shape(name) == (1,)
 
-    def _with_wide_constant(self, node: onnx.NodeProto, data: list[str], wide: str) -> None:
+    def _with_wide_constant(self, node: onnx.NodeProto, data: list[str], wide: str) -> Miss | None:
         """A constant per channel, token or expert: affine, or not a function of the entry alone."""
         if len(data) == 1 and (node.op_type in _SUMS or self._is_scaling(node, data)):
             self._follow(node, node.output[0], data[0])
@@ -375,26 +367,26 @@ class Dataflow:
             shape = list(self.constants.shape(wide) or ())
             miss = Miss(f"{label(node)} has a constant of shape {shape} where a scalar is needed", label(node))
             self.near_misses.setdefault(fact.leaves[0], miss)
-            self._block(node, miss)
+            return miss
+        return None
 
     def _is_scaling(self, node: onnx.NodeProto, data: list[str]) -> bool:
         # Not deduplicated: y * y has two data operands.
         operands = [name for name in node.input if name and name not in self.constants]
         return len(operands) == 1 and (node.op_type == "Mul" or (node.op_type == "Div" and node.input[0] == data[0]))
 
-    def _combine(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
+    def _combine(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> Miss | None:
         output = node.output[0]
         affine = node.op_type in _SUMS | _LINEAR_MAPS or self._is_scaling(node, data)
         beyond = [fact for fact in facts if fact.ends]
         if affine and (len(facts) == 1 if not all(fact.rounded for fact in beyond) else len(beyond) == 1):
             # After an affine or shape-only operator a scalar factor may still follow.
             self._follow(node, output, next(name for name, fact in zip(data, facts, strict=True) if fact.ends))
-            return
+            return None
         if not all(fact.rounded for fact in beyond):
             # Directly after the first, the two would be one function.
             second = Miss(f"a second activation follows in {label(node)}", label(node))
-            self._block(node, self._rank_mismatch(node, data, facts) or second)
-            return
+            return self._rank_mismatch(node, data, facts) or second
         for place, (name, fact) in enumerate(zip(data, facts, strict=True)):
             if fact.ends:  # a quantised tensor is a leaf of the next activation: the rounding between the two stays
                 self.parts.add(fact.ends)
@@ -405,17 +397,16 @@ class Dataflow:
         nonlinear = any(fact.nonlinear for fact in facts) or not affine
         if not nonlinear and len(leaves) > 1:
             # A sum of projections is a projection: x W + (x A) B, for example, is a LoRA adapter beside its weight.
-            miss = next((source.miss for source in map(self.leaf, leaves) if source.miss), None)
-            self.facts[output] = Fact((output,), self.operators_of(leaves), miss)
-        elif len(leaves) > 2:
+            self.facts[output] = Fact((output,), self.operators_of(leaves))
+            return None
+        if len(leaves) > 2:
             # A head reads one number for its logits and one for its value.
-            self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
-        elif (raised := self._rank_mismatch(node, data, facts)) is not None:
-            self._block(node, raised)
-        else:
+            return Miss(f"{label(node)} joins more than two projections", label(node))
+        if (miss := self._rank_mismatch(node, data, facts)) is None:
             self.facts[output] = Fact(leaves, nonlinear=nonlinear)
             # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
             self.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
+        return miss
 
     def _rank_mismatch(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> Miss | None:
         """Operands that are functions of one projection and have different numbers of axes."""
@@ -528,28 +519,23 @@ class Finder:
         while shorter and not in_table(self._identify(shorter)):
             shorter = self._flow.behind_affine(shorter)
         region = shorter or region
-        leaves = region.leaves
-        first = self._flow.operators_of(leaves)
-        identified = self._identify(region)
-        miss = next((miss for leaf in leaves if (miss := self._flow.leaf(leaf).miss)), None)
-        miss = miss or self._obstacle(output, first, sinks, identified)
+        first, identified = self._flow.operators_of(region.leaves), self._identify(region)
+        miss = self._obstacle(output, first, sinks, identified)
         if miss is not None or isinstance(identified, str):
             shown = "" if isinstance(identified, str) else identified.label
-            return self._left(miss or Miss("", ""), shown, first, sinks, region.nodes)
+            return replace(self._left(miss or Miss("", ""), first, sinks, region.nodes), activation=shown)
         name = self._namer.name(self._view, first, sinks, region.nodes)
-        block = self._block(name, output, region, sinks, identified)
+        block = self._block(name, region, sinks, identified)
         return self._without_product(block) if self._product and identified.gated else block
 
-    def _block(
-        self, name: str, output: str, region: ActivationRegion, sinks: Operators, identified: Identified
-    ) -> Block:
+    def _block(self, name: str, region: ActivationRegion, sinks: Operators, identified: Identified) -> Block:
         leaves, slots = region.leaves, identified.gated or (0, 0)
         gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
-        known, first = self._view.type_of(output), self._flow.operators_of(leaves)
+        known, first = self._view.type_of(region.output), self._flow.operators_of(leaves)
         leaf, sizes = self._flow.leaf(leaves[0]), dict(enumerate(reversed(known.shape or ()), start=1))
         stated = [op.out_features for op in leaf.operators if not leaf.part]
         stated += [size for op in first[:1] if isinstance(size := sizes.get(-op.axis), int)]
-        unread = output in self._flow.values or any(self._flow.facts[sink.data].part for sink in sinks)
+        unread = region.output in self._flow.values or any(self._flow.facts[sink.data].part for sink in sinks)
         return Block(
             name=name,
             where=self._view.where,
@@ -579,10 +565,14 @@ class Finder:
         identified = self._identify(region := self._flow.region(ends.pop(), (block.gate,)))
         if isinstance(identified, str):
             return Left.of(block, Miss(identified, region.output))
-        alone = self._block(block.name, region.output, region, (), identified)
+        alone = self._block(block.name, region, (), identified)
         return replace(alone, channels=block.neurons, product=True)
 
     def _obstacle(self, output: str, first: Operators, sinks: Operators, identified: Identified | str) -> Miss | None:
+        # A residual fused into a Gemm is harmless in a second operator, not in a first one.
+        if (adding := next((operator for operator in first if operator.added), None)) is not None:
+            why = f"it adds '{adding.added}', which is not constant, to its product"
+            return Miss(why, label(self._view.nodes[adding.node]))
         node = label(self._view.nodes[self._view.producer[output]])
         if isinstance(identified, str):
             return Miss(identified, node)
@@ -613,11 +603,9 @@ class Finder:
             reason = f"'{node.input[0]}' is computed outside of this body, and a block must be in one graph"
         return replace(self._left(Miss(reason, label(node)), nodes=(index,)), second=second)
 
-    def _left(
-        self, miss: Miss, shown: str = "", first: Operators = (), sinks: Operators = (), nodes: tuple[int, ...] = ()
-    ) -> Left:
+    def _left(self, miss: Miss, first: Operators = (), sinks: Operators = (), nodes: tuple[int, ...] = ()) -> Left:
         name = self._namer.name(self._view, first, sinks, nodes)
-        return Left(name, self._view.where, shown, kinds(first), kinds(sinks), miss)
+        return Left(name, self._view.where, "", kinds(first), kinds(sinks), miss)
 
     def _leaf_type(self, leaf: str) -> int:
         """The element type of a leaf; where inference stops before it, of a floating-point operand of its operators."""
@@ -665,12 +653,8 @@ def _module_path(node: onnx.NodeProto) -> list[str]:
     """Module path as parts; empty where the exporter left none."""
     for entry in node.metadata_props:
         if entry.key == "pkg.torch.onnx.name_scopes":
-            try:
-                scopes = ast.literal_eval(entry.value)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                return []
-            # From the root module down to the operator itself; the last but one is the operator's own module.
-            own = str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+            # A list from the root module down to the operator itself; the last but one is the operator's own module.
+            own = ["", "", *re.findall(r"'([^']*)'", entry.value)][-2]
             return [part for part in own.split(".") if part]
     return [part for part in re.split(r"[/.]", node.name) if part][:-1] if node.name.startswith("/") else []
 

@@ -6,7 +6,6 @@ compared with the entries of `passes.programs.activations`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 import numpy as np
 import onnx
@@ -51,10 +50,6 @@ def in_table(found: Identified | str) -> bool:
     return isinstance(found, Identified) and found.activation.name != UNNAMED.name
 
 
-_NAMED: dict[object, Identified | str] = {}
-"""The entry of a region's values on the grid, for all models of this process."""
-
-
 _TAILS = np.logspace(-8, 6, 281)
 _GRID = np.unique(np.concatenate([np.arange(-2048, 2049) / 128.0, _TAILS, -_TAILS]))
 """Points with a step of 1/128 up to |y| = 16, and logarithmic from 1e-8 to 1e6."""
@@ -66,19 +61,19 @@ class Identifier:
     def __init__(self, view: GraphView, constants: Constants, *, fit: bool) -> None:
         """With `fit`, functions that no entry of the table matches become unnamed activations."""
         self._view, self._constants, self._fit = view, constants, fit
-        self._others: dict[object, Identified | str] = {}  # whose functions read this view
+        self._known: dict[object, Identified | str] = {}  # by the values on the grid
 
     def identify(self, region: ActivationRegion) -> Identified | str:
         """The activation, for two leaves that of the gate; or why there is none."""
         count, tolerance = len(region.leaves), _TOLERANCE * self._precision(region)
         pairs = [_GRID, np.random.default_rng(0).permutation(_GRID)]  # at random, as the roles of two leaves differ
-        key = count, tolerance, sha256(self.evaluate(region, pairs[:count]).tobytes()).digest()
-        found = _NAMED.get(key) or self._others.get(key)
+        key = count, tolerance, self.evaluate(region, pairs[:count]).tobytes()
+        found = self._known.get(key)
         if found is None and count > 1:
             found = self._identify_gated(region, tolerance)
         elif found is None:
             found = identify_function(lambda y: self.evaluate(region, [y]), tolerance, fit=self._fit)
-        return (_NAMED if in_table(found) else self._others).setdefault(key, found)
+        return self._known.setdefault(key, found)
 
     def evaluate(self, region: ActivationRegion, leaves: Sequence[Array]) -> Array:
         """In float64, leaf values in the order of `region.leaves`."""

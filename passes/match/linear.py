@@ -61,14 +61,14 @@ def linear_operator(view: GraphView, constants: Constants, index: int) -> Linear
     found = None if recognise is None else recognise(view, constants, node, make)
     if not isinstance(found, LinearOperator):
         return None if found is None else Miss(found, label(node))
-    shape = constants.shape(found.weight) or view.type_of(found.weight).shape or ()
-    last = [size if isinstance(size, int) else None for size in shape[-2:]] if len(shape) > 1 else [None, None]
-    rows, columns = last[::-1] if found.transposed else last
-    if found.in_features is not None:
-        rows, columns = found.in_features, found.out_features
-    known = rows and columns and "Conv" not in found.kind  # a kernel has more numbers than a matrix anyway
-    whole = constants.shape(view.picked.get(found.weight, found.weight)) if known else None
-    experts = prod(whole) // ((rows or 1) * (columns or 1)) if whole else 0
+    rows, columns = found.in_features, found.out_features
+    if rows is None:
+        shape = constants.shape(found.weight) or view.sizes_of(found.weight) or ()
+        rows, columns = shape[-2:] if len(shape) > 1 else (None, None)
+        rows, columns = (columns, rows) if found.transposed else (rows, columns)
+    experts = 0
+    if rows and columns and "Conv" not in found.kind:  # a kernel has more numbers than a matrix anyway
+        experts = prod(constants.shape(view.picked.get(found.weight, found.weight)) or ()) // (rows * columns)
     return replace(found, in_features=rows, out_features=columns, experts=experts if experts > 1 else 0)
 
 

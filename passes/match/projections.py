@@ -89,31 +89,29 @@ class _ProjectionReader:
         if len(block.second) != 1:
             reason = "several linear operators read" if block.second else "no linear operator reads"
             raise LostError(f"{reason} the activation's output", block.output)
-        query = self.leaf(block, block.gate)
-        value = query if block.value == block.gate else self.leaf(block, block.value)
+        query, value = self.leaf(block, block.gate), self.leaf(block, block.value)
         output = self.matrix(block.second[0])
-        self._check_way_out(block)
+        # Square patterns are per sequence, so the stream is the tensor before any Reshape that merges batch and tokens.
+        data = self._unflattened(query.data)
+        rank, result_rank = self._view.type_of(data).rank, self._view.type_of(output.data).rank
+        # Leading axes that are known to be those of the block's input can be read there.
+        ends = [name for name in (block.output, block.gate, block.value) if self._view.type_of(name).rank == rank]
+        shapes = {at for name in ends if rank is not None for at in self._shape_nodes(name)}
+        self._check_way_out(block, shapes)
         if value.data != query.data:
             raise LostError("the gate and the value are projections of different tensors", block.value)
         if query.out_features != value.out_features or output.in_features != query.out_features:
             raise LostError("the weights' shapes do not fit each other", block.output)
         names = (query.data, query.weight, value.weight, output.weight, output.data)
-        types = {self._view.type_of(name).elem_type for name in names if self._view.type_of(name).elem_type}
-        types |= block.types
-        types -= {onnx.TensorProto.UINT8} if self._packed else set()
-        if len(types) != 1:
+        types = block.types.union(known for name in names if (known := self._view.type_of(name).elem_type))
+        if len(types - ({onnx.TensorProto.UINT8} if self._packed else set())) != 1:
             raise LostError("its tensors have different element types", block.output)
-        result, output = self.with_bias(block.second[0].output, output)
-        # Square patterns are per sequence, so the stream is the tensor before any Reshape that merges batch and tokens.
-        data = self._unflattened(query.data)
-        query, value = replace(query, data=data), replace(value, data=data)
-        rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
         if rank is None or result_rank is None or rank < 2 or result_rank not in (2, rank):
             raise LostError("the number of axes of its input or output is not known, or changes", block.output)
-        tensors = [name for name in (block.output, block.gate, block.value) if self._view.type_of(name).rank == rank]
-        nodes = {index for tensor in tensors for index in self._shape_nodes(tensor)}
-        shapes = tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
-        return Projections(query, value, output, result, rank, result_rank, shapes)
+        result, output = self.with_bias(block.second[0].output, output)
+        query, value = replace(query, data=data), replace(value, data=data)
+        of_shapes = tuple(self._view.nodes[index].output[0] for index in sorted(shapes))
+        return Projections(query, value, output, result, rank, result_rank, of_shapes)
 
     def leaf(self, block: Block, leaf: str) -> Projection:
         chain, tensor = list[tuple[onnx.NodeProto, str]](), leaf
@@ -199,12 +197,11 @@ class _ProjectionReader:
         if maker is not None:  # it computes the weight by more than layout or type; if `packed`, it is any unknown one
             quantised = maker.op_type == "DequantizeLinear"
             raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
-        added = [name for name in node.input[2:] if name] if operator.kind == "Gemm" else []
-        biases = tuple(each for name in added if (each := self._vector(name, operator.out_features)) is not None)
-        if len(biases) < len(added):
+        biases = [self._vector(name, operator.out_features) for name in node.input[2:] if name]  # of a Gemm
+        if None in biases:
             raise LostError(f"{where} has a bias that is not one value per channel", where)
         sizes = operator.in_features, operator.out_features
-        return Projection(operator.data, operator.weight, operator.transposed, *sizes, biases)
+        return Projection(operator.data, operator.weight, operator.transposed, *sizes, tuple(filter(None, biases)))
 
     def with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
         readers = [self._view.nodes[at] for at in self._view.consumers.get(result, ())]
@@ -229,13 +226,9 @@ class _ProjectionReader:
         deeper = (self._view.type_of(node.input[0]).rank or 0) > 2
         return node.input[0] if deeper and len(widths) == 1 and None not in widths else data
 
-    def _check_way_out(self, block: Block) -> None:
+    def _check_way_out(self, block: Block, shapes: set[int]) -> None:
         tensor = block.second[0].data
-        rank = self._view.type_of(self._unflattened(block.first[0].data)).rank
         while True:
-            # Leading axes that are known to be those of the block's input can be read there.
-            own = tensor == block.output and rank is not None and self._view.type_of(tensor).rank == rank
-            shapes = self._shape_nodes(tensor) if own else set()
             readers = set(self._view.consumers.get(tensor, ())) - shapes
             if self._packed:  # nothing is replaced: a CastLike that reads its type alone may stay
                 readers = {at for at in readers if tensor in operands_of(self._view.nodes[at])}

@@ -69,15 +69,15 @@ class Activation:
     ) -> Program | None:
         """The program of h(y), or of h(g) u, with the fewest heads (if `quick` operations); None if unknown."""
         make = (quick and self.quick) or self.program
-        program = None if make is None else make(parameters, arithmetic)
-        if program is not None and quick and gated and needs_line(program):
-            return with_line(program, arithmetic)
-        if gated and self.gate is not None:
-            return self.gate(parameters, arithmetic)
-        if program is None or not gated:
+        program = make and make(parameters, arithmetic)
+        if not gated:
             return program
-        program = self.program(parameters, arithmetic) if quick and self.program is not None else program
-        return gate(program, arithmetic) if len(program.heads) == 1 else None
+        if quick and program is not None and needs_line(program):
+            return with_line(program, arithmetic)
+        if self.gate is not None:
+            return self.gate(parameters, arithmetic)
+        plain = self.program and self.program(parameters, arithmetic)
+        return gate(plain, arithmetic) if plain is not None and len(plain.heads) == 1 else None
 
 
 # -- programs in closed form ------------------------------------------------------------------------------------------
@@ -317,8 +317,11 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     linear = heads_over([(small, 0.0), (-small, 0.0)], [program.linear / small, -program.linear / small])
     if head.c == 0.0:
         return _limit(replace(made, heads=(*constants, *linear)), head, program.linear, arithmetic)
-    # With the self key at logit 0, its two halves +-e g are exact, e being a power of two.
-    (head,), half = (centred := _centred(program)).heads, math.log(0.5)
+    # With the self key at logit 0, its two halves +-e g are exact, e being a power of two; so are steep slopes.
+    tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
+    centred = replace(program, heads=(replace(head, beta=0.0, gamma=0.0, bias_tokens=tokens),))
+    centred = _with_error(centred, largest_change(program, centred))
+    (head,), half = centred.heads, math.log(0.5)
     ends = [head.c / small + head.d, -head.c / small + head.d]
     exact = (sign * Fraction(head.c / small) + Fraction(head.d) for sign in (1, -1))
     error = centred.max_error + max(float(abs(Fraction(a) - b)) for a, b in zip(ends, exact, strict=True))
@@ -368,15 +371,8 @@ def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) ->
     return _with_error(split, limit_error(head, linear, small, domain), domain=domain, double=True)
 
 
-def _centred(program: Program) -> Program:
-    """The same program with the self key at logit 0, and steep slopes that are powers of two: products are exact."""
-    (head,) = program.heads
-    tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
-    made = replace(program, heads=(replace(head, beta=0.0, gamma=0.0, bias_tokens=tokens),))
-    return _with_error(made, largest_change(program, made))
-
-
 def _snapped(head: Head, token: BiasToken) -> BiasToken:
+    """The token relative to the self key; a steep slope becomes a power of two, so that products with it are exact."""
     slope, offset = Fraction(token.slope) - Fraction(head.beta), Fraction(token.offset) - Fraction(head.gamma)
     if abs(offset) <= FACTORED or slope == 0:
         return replace(token, slope=float(slope), offset=float(offset))
@@ -477,19 +473,6 @@ def _solve_softsign(f: Function) -> Parameters | None:
     return inner, one * (1.0 + inner) / inner
 
 
-def _solve_clipped(solve: Solve, function: Callable[[Array, Parameters], Array]) -> Solve:
-    """(parameters..., low, high) of h(clip(y, low, high)); `solve` reads h at -1 and 1, which must not be clipped."""
-
-    def cut_off(f: Function) -> Parameters | None:
-        inside = solve(f)
-        if inside is None or inside[0] <= 0.0:
-            return None
-        ends = [_last_agreement(f, lambda y: function(y, inside), side) for side in (-1.0, 1.0)]
-        return None if ends == [-math.inf, math.inf] else (*inside, *ends)
-
-    return cut_off
-
-
 def _last_agreement(f: Function, h: Function, side: float) -> float:
     """The point on one side up to which f equals h and beyond which f is constant; infinite if they always agree."""
     y = side * np.logspace(0, 4, 400)
@@ -569,11 +552,20 @@ def _within(whole: Activation, name: str, usual: Parameters, *wanted: float | No
 
 
 def _clipped(whole: Activation, make: Make) -> Activation:
+    """The activation h(clip(y, low, high)), not clipped at -1 and 1, where h is read."""
+
+    def solve(f: Function) -> Parameters | None:
+        inside = whole.solve(f)
+        if inside is None or inside[0] <= 0.0:
+            return None
+        ends = [_last_agreement(f, lambda y: whole.function(y, inside), side) for side in (-1.0, 1.0)]
+        return None if ends == [-math.inf, math.inf] else (*inside, *ends)
+
     return Activation(
         f"{whole.name}_clipped",
         (*whole.parameters, "low", "high"),
         lambda y, p: whole.function(np.clip(y, p[-2], p[-1]), p[:-2]),
-        _solve_clipped(whole.solve, whole.function),
+        solve,
         lambda p, a: clipped(make(p[:-2], a), p[-2], p[-1], a),
     )
 

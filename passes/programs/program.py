@@ -383,16 +383,13 @@ def largest_change(program: Program, other: Program) -> float:
     powers = (0, 2) if program.line is not None else (0,)  # the value u of h(g) u may be g
     program, other = replace(program, line=None), replace(other, line=None)
     y = grid(program.domain, program, other)
-    found = _changes(program, other, y, y)
-    if program.constant == 0.0 and all(head.multiples is not None for head in program.heads):
-        found = np.maximum.reduce([found, *(_changes(program, other, y, y**power) for power in powers)])
-    return MARGIN * float(np.max(found))
-
-
-def _changes(program: Program, other: Program, y: Array, z: Array) -> Array:
-    before = program.evaluate(y, z)
-    change = np.abs(other.evaluate(y, z) - before) / np.maximum(1.0, np.abs(before))
-    return np.where(change > _EVALUATION_ROUNDING, change, 0.0)
+    multiples = program.constant == 0.0 and all(head.multiples is not None for head in program.heads)
+    largest = 0.0
+    for z in (y, *(y**power for power in powers if multiples)):
+        before = program.evaluate(y, z)
+        change = np.abs(other.evaluate(y, z) - before) / np.maximum(1.0, np.abs(before))
+        largest = max(largest, float(np.max(np.where(change > _EVALUATION_ROUNDING, change, 0.0))))
+    return MARGIN * largest
 
 
 @cache
