@@ -8,8 +8,6 @@ are one reader and one writer of rank 1: its columns of W1, its row of W2.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ _MAX_PRODUCT_ENTRIES = 2**20  # of a product, which the processor's cache then h
 _MAX_READ_ENTRIES = 2**27  # of readers in memory: writers are computed once for all of these
 _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 _RARE, _ROUNDING = 5.0, 1e-5  # standard deviations; of scores in float32
-_HEADS_AT_ONCE, _MAX_SCORED_ENTRIES = 2**10, 2**22  # for which a table of embeddings is read once
+_MAX_SCORED_ENTRIES = 2**22  # of heads at once, for which a table of embeddings is read once
 
 
 @dataclass(frozen=True, eq=False)
@@ -391,25 +389,17 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
             return None
         return table if table.shape[1] == width else None
 
-    wanted = chosen_heads(index, names) if index.sublayers else []
-    groups = np.cumsum([len(chosen) for _, chosen in wanted]) // _HEADS_AT_ONCE
-    rows: dict[str, list[TokenScores]] = {}
-    for _, group in groupby(zip(groups.tolist(), wanted, strict=True), itemgetter(0)):
-        blocks = list[tuple[list[tuple[str, str, float]], Array, Array]]()  # (head, side, share), vectors, table
-        for _, (named, chosen) in group:
-            for side, (data, vectors, shares) in directions(index, named, chosen).items():
-                table = table_of(side, data, vectors.shape[1])
-                if table is not None:
-                    keys = [(named.members[n], side, float(share)) for n, share in zip(chosen, shares, strict=True)]
-                    blocks.append((keys, vectors, table))
-        tables = {id(table): table for *_, table in blocks}
-        joined = {key: np.concatenate([each for _, each, own in blocks if own is tables[key]]) for key in tables}
-        scored = {key: _scored(vectors, tables[key], top) for key, vectors in joined.items()}
-        for keys, _, table in blocks:
-            for head, side, share in keys:
-                rows.setdefault(head, []).append(TokenScores(head, side, share, *next(scored[id(table)])))
+    rows = list[TokenScores]()
+    for named, chosen in chosen_heads(index, names) if index.sublayers else []:
+        sides = list[list[TokenScores]]()
+        for side, (data, vectors, shares) in directions(index, named, chosen).items():
+            table = table_of(side, data, vectors.shape[1])
+            if table is not None:
+                found = zip(chosen, shares.tolist(), _scored(vectors, table, top), strict=True)
+                sides.append([TokenScores(named.members[n], side, share, *scores) for n, share, scores in found])
+        rows += [row for of_head in zip(*sides, strict=True) for row in of_head]
     missing = {what: missing[what] for what in ("writes", "reads") if what in missing}
-    return HeadTokens(tuple(row for of_head in rows.values() for row in of_head), missing, told)
+    return HeadTokens(tuple(rows), missing, told)
 
 
 def directions(index: HeadIndex, own: Sublayer, chosen: Sequence[int]) -> dict[str, tuple[str, Array, Array]]:
