@@ -194,9 +194,8 @@ class Step:
         return Inside(at, self.norm.back(normed), constants | own)
 
     def parts(self, token: int, rows: Array) -> Array:
-        """What each head and neuron writes at a token along rows [R, D] at the stream, [members, R]."""
-        inner = rows if self.after is None else self.after.at(token).back(rows)
-        at = (inner @ self.weight().T).reshape(len(rows), *self.written.shape[1:])
+        """What each head and neuron writes at a token along rows [R, D] at the output projection, [members, R]."""
+        at = (rows @ self.weight().T).reshape(len(rows), *self.written.shape[1:])
         return np.asarray((at * self.written[token]).sum(axis=-1).T)
 
     def inside(self, at: Array) -> tuple[Array, dict[str, Array]]:
@@ -288,12 +287,8 @@ class Terms:
 
     @staticmethod
     def joined(*parts: "Terms") -> "Terms":
-        table = np.concatenate([each.table for each in parts]) if len(parts) > 1 else parts[0].table
-        return Terms([source for each in parts for source in each.sources], table)
-
-
-# Terms at a token that one product reads, last first: stages behind, vectors or the step with them, norm before these.
-Group = tuple[Sequence[int], Terms, Step | None, FrozenNorm | None]
+        sources = [source for each in parts for source in each.sources]
+        return Terms(sources, np.concatenate([each.table for each in parts]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,21 +300,22 @@ class Written:
     # what a sublayer's members write at a token, [members, D]; None for each head and neuron, which are not kept
     vectors: Callable[[str, Step, int], Array] | None
 
-    @cached_property
-    def _groups(self) -> Callable[[int], list[Group]]:
-        return cache(self._grouped)
-
     def along(self, before: int, token: int, rows: Array) -> Terms:
-        """The parts [terms, R] of all terms of the stream that stage `before` reads along rows [R, D]."""
-        found = list[Terms]()
-        for places, terms, step, between in self._groups(token):
-            later = sum(place > before for place in places)
-            if later < len(places):
-                sources, start = terms.sources[later:], sum(count for _, count in terms.sources[:later])
-                made = terms.table[start:] @ rows.T if step is None else step.parts(token, rows)
-                found.append(Terms(sources, made))
-                rows = rows if between is None else between.at(token).back(rows)
-        return Terms.joined(*found)
+        """The parts [terms, R], last first, of the stream that stage `before` reads, along rows [R, D]."""
+        found = list[tuple[str, Array]]()
+        for stage in reversed(self.stages[:before]):
+            if stage.norm is not None:
+                found.append((f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None] @ rows.T))
+                rows = stage.norm.at(token).back(rows)
+            for name, step in stage.steps.items():
+                inner = rows if step.after is None else step.after.at(token).back(rows)
+                vectors = None if self.vectors is None else self.vectors(name, step, token)
+                found.append((name, step.parts(token, inner) if vectors is None else vectors @ inner.T))
+                found.append((f"{name}.b_O", step.bias[None] @ inner.T))
+                if step.after is not None:
+                    found.append((f"{name}.after.ln.b", step.after.bias[None] @ rows.T))
+        found += [(name, array[[token]] @ rows.T) for name, array in self.start.items()]
+        return Terms([(name, len(table)) for name, table in found], np.concatenate([table for _, table in found]))
 
     def read(
         self, before: int, token: int, norm: FrozenNorm, weight: Array, bias: Array, constants: tuple[str, str]
@@ -329,34 +325,6 @@ class Written:
         added = Terms(own, np.stack([bias, weight.T @ norm.bias]))
         found = Terms.joined(added, self.along(before, token, norm.at(token).back(weight.T))).present
         return found if found.sources else Terms(own[:1], bias[None])
-
-    def _grouped(self, token: int) -> list[Group]:
-        groups = list[Group]()
-        waiting = list[tuple[int, str, Array]]()
-
-        def close(between: FrozenNorm | None) -> None:
-            places, names, arrays = zip(*waiting, strict=True)
-            terms = Terms([*zip(names, map(len, arrays), strict=True)], np.concatenate(arrays))
-            groups.append((places, terms, None, between))
-            waiting.clear()
-
-        for place, stage in reversed([*enumerate(self.stages, start=1)]):
-            if stage.norm is not None:
-                waiting.append((place, f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None]))
-                close(stage.norm)
-            for name, step in stage.steps.items():
-                own = {f"{name}.b_O": step.bias[None]}
-                if self.vectors is None:
-                    groups.append(([place], Terms([(name, step.written.shape[1])], np.empty(0)), step, None))
-                else:  # for many rows: without biases that are 0
-                    own = {name: self.vectors(name, step, token), **(own if step.bias.any() else {})}
-                if step.after is not None:
-                    own = {source: step.after.at(token).linear(each) for source, each in own.items()}
-                    own[f"{name}.after.ln.b"] = step.after.bias[None]
-                waiting += [(place, *each) for each in own.items()]
-        waiting += [(0, name, array[None, token]) for name, array in self.start.items()]
-        close(None)
-        return groups
 
 
 def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int], Array]:
