@@ -9,12 +9,11 @@ linear too, and frozen. Shapes: T tokens, D = d_model, K = d_head, or 1 for a ne
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from glob import escape
-from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,8 +154,8 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     written = Written(run.stages(place), run.beginning, None)
     norm, names = run.frozen(named.name, named.query.data), (f"{named.name}.b_in", f"{named.name}.ln.b")
     terms = written.read(place, t, norm, weight, bias, names)
-    rows = listed(run.index, named.name, terms)
-    return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), terms.table, run.words)
+    rows, table = listed(run.index, named.name, terms)
+    return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), table, run.words)
 
 
 # -- the frozen network ------------------------------------------------------------------------------------------------
@@ -267,28 +266,8 @@ class FrozenStage:
     norm: FrozenNorm | None  # behind them
 
 
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """Terms of a sum, source by source."""
-
-    sources: Sequence[tuple[str, int]]  # each with the number of its terms: 1, or the members of a sublayer
-    table: Array  # [terms, ...]
-
-    def __iter__(self) -> Iterator[tuple[str, Array]]:
-        ends = accumulate(count for _, count in self.sources)
-        return ((name, self.table[end - count : end]) for (name, count), end in zip(self.sources, ends, strict=True))
-
-    @property
-    def present(self) -> "Terms":
-        """The sources that are not 0, of terms [terms, R]."""
-        counts = [count for _, count in self.sources]
-        kept = np.logical_or.reduceat(self.table.any(axis=1), np.cumsum([0, *counts[:-1]]))
-        return self if kept.all() else Terms([*compress(self.sources, kept)], self.table[np.repeat(kept, counts)])
-
-    @staticmethod
-    def joined(*parts: "Terms") -> "Terms":
-        sources = [source for each in parts for source in each.sources]
-        return Terms(sources, np.concatenate([each.table for each in parts]))
+# Terms of a sum, [terms, ...] for each source: one, or those of a sublayer's members.
+Terms = Sequence[tuple[str, Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,31 +279,33 @@ class Written:
     # what a sublayer's members write at a token, [members, D]; None for each head and neuron, which are not kept
     vectors: Callable[[str, Step, int], Array] | None
 
-    def along(self, before: int, token: int, rows: Array) -> Terms:
+    def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """The parts [terms, R], last first, of the stream that stage `before` reads, along rows [R, D]."""
-        found = list[tuple[str, Array]]()
         for stage in reversed(self.stages[:before]):
             if stage.norm is not None:
-                found.append((f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None] @ rows.T))
+                yield f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None] @ rows.T
                 rows = stage.norm.at(token).back(rows)
             for name, step in stage.steps.items():
                 inner = rows if step.after is None else step.after.at(token).back(rows)
                 vectors = None if self.vectors is None else self.vectors(name, step, token)
-                found.append((name, step.parts(token, inner) if vectors is None else vectors @ inner.T))
-                found.append((f"{name}.b_O", step.bias[None] @ inner.T))
+                yield name, step.parts(token, inner) if vectors is None else vectors @ inner.T
+                yield f"{name}.b_O", step.bias[None] @ inner.T
                 if step.after is not None:
-                    found.append((f"{name}.after.ln.b", step.after.bias[None] @ rows.T))
-        found += [(name, array[[token]] @ rows.T) for name, array in self.start.items()]
-        return Terms([(name, len(table)) for name, table in found], np.concatenate([table for _, table in found]))
+                    yield f"{name}.after.ln.b", step.after.bias[None] @ rows.T
+        for name, array in self.start.items():
+            yield name, array[[token]] @ rows.T
 
     def read(
         self, before: int, token: int, norm: FrozenNorm, weight: Array, bias: Array, constants: tuple[str, str]
     ) -> Terms:
         """The terms [terms, K] of `norm(stream) weight + bias`, [D, K] and [K]; `constants` name both biases."""
-        own = [(name, 1) for name in constants]
-        added = Terms(own, np.stack([bias, weight.T @ norm.bias]))
-        found = Terms.joined(added, self.along(before, token, norm.at(token).back(weight.T))).present
-        return found if found.sources else Terms(own[:1], bias[None])
+        own = [(name, part[None]) for name, part in zip(constants, (bias, weight.T @ norm.bias), strict=True)]
+        return present([*own, *self.along(before, token, norm.at(token).back(weight.T))]) or own[:1]
+
+
+def present(terms: Iterable[tuple[str, Array]]) -> Terms:
+    """The sources that are not 0."""
+    return [(name, part) for name, part in terms if part.any()]
 
 
 def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int], Array]:
@@ -592,8 +573,8 @@ class ScoreTerms:
             at = "HQK".index(kind)
             heads = sorted({place[0] for place in places if place[at] == token})
             terms = self.side(written, kind, token, heads)
-            words = listed(self.run.index, self._name, terms)
-            return words, dict(zip(heads, terms.table.swapaxes(0, 1), strict=True))
+            words, table = listed(self.run.index, self._name, terms)
+            return words, dict(zip(heads, table.swapaxes(0, 1), strict=True))
 
         def why(head: int, query: int, key: int) -> Why:
             (asked, first), (told, second) = side("Q", query), side("K", key)
@@ -606,18 +587,17 @@ class ScoreTerms:
         """The terms [terms, heads, K] of queries or keys at a token: tables are their products."""
         given = self._hooked(self._turning[side])[token, heads]
         if side == "K" and self._own.cross:
-            terms = Terms([(f"{self._name}.other_sequence", 1)], given[None])
+            terms: Terms = [(f"{self._name}.other_sequence", given[None])]
         else:
             weight, bias = (self._weights(f"{part}_{side}")[heads] for part in "Wb")
             weight = weight.reshape(-1, weight.shape[-1]).T
             names, place = (f"{self._name}.b_{side}", f"{self._name}.ln.b"), self.run.places[self._name]
-            terms = written.read(place, token, self._frozen(side), weight, bias.reshape(-1), names)
-            terms = Terms(terms.sources, terms.table.reshape(-1, *given.shape))
+            read = written.read(place, token, self._frozen(side), weight, bias.reshape(-1), names)
+            terms = [(name, part.reshape(-1, *given.shape)) for name, part in read]
             terms = self._normed(terms, side, token, heads) if self._turning[side] != side.lower() else terms
         turned = self.rotation_at(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
-        made = terms.table.reshape(-1, len(turned)) @ turned  # one product
-        return Terms(terms.sources, made.reshape(terms.table.shape))
+        return [(name, np.tensordot(part, turned, 1)) for name, part in terms]
 
     def _normed(self, terms: Terms, side: str, token: int, heads: Sequence[int]) -> Terms:
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))
@@ -625,8 +605,8 @@ class ScoreTerms:
         names = {part: f"{name}.{part}" for part in "wb" if f"{name}.{part}" in self.run.index}
         constants = {part: self.run.index[each][heads] for part, each in names.items()}
         norm = held_norm(before[heads], after[heads], constants, name)
-        found = Terms(terms.sources, norm.linear(terms.table))
-        return Terms.joined(found, Terms([(names["b"], 1)], constants["b"][None])) if "b" in names else found
+        found = [(source, norm.linear(part)) for source, part in terms]
+        return [*found, (names["b"], constants["b"][None])] if "b" in names else found
 
     def rotation_at(self, side: str, token: int) -> Array:
         """[K, K], as factor on the right."""
@@ -643,14 +623,15 @@ def _at(token: int, count: int) -> int:
     return token % count
 
 
-def listed(index: HeadIndex, own: str, terms: Terms) -> tuple[str, ...]:
-    """The name of each term; heads and neurons have their numbers, `own` constants no sublayer."""
+def listed(index: HeadIndex, own: str, terms: Terms) -> tuple[tuple[str, ...], Array]:
+    """The name of each term, and all terms; heads and neurons have their numbers, `own` constants no sublayer."""
     sublayers = {each.name for each in index.sublayers}
-    return tuple(
-        f"{name}[{place}]" if name in sublayers and count > 1 else name.removeprefix(f"{own}.")
-        for name, count in terms.sources
-        for place in range(count)
+    names = tuple(
+        f"{name}[{place}]" if name in sublayers and len(part) > 1 else name.removeprefix(f"{own}.")
+        for name, part in terms
+        for place in range(len(part))
     )
+    return names, np.concatenate([part for _, part in terms])
 
 
 _MAX_DISTANCE = 1e-9  # of rotated vectors from a rotation's result, relative

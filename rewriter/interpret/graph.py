@@ -16,7 +16,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, ScoreTerms, Why, Written
+from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, ScoreTerms, Why, Written, present
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.run import InputsOrText
 from rewriter.interpret.sublayers import NeuronHeads
@@ -306,10 +306,10 @@ class _Edges:
                 self._blocks.append((targets, self._sources(f"{prefix}{name}", token), added[:, None]))
         reading = rows.any(axis=1)  # heads do not read tokens that a mask hides
         targets, rows = targets[reading], rows[reading]
-        found = self._written.along(stage, token, rows).present if len(targets) else None
-        if found is not None and found.sources:
-            origins = np.concatenate([self._sources(name, token) for name, _ in found.sources])
-            self._blocks.append((targets, origins, found.table.T))
+        found = present(self._written.along(stage, token, rows)) if len(targets) else ()
+        if found:
+            origins = np.concatenate([self._sources(name, token) for name, _ in found])
+            self._blocks.append((targets, origins, np.concatenate([part for _, part in found]).T))
 
     def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
         """The largest attention score of a head, as a function of all ids; adds the nodes of constants."""
@@ -317,8 +317,8 @@ class _Edges:
         sides = list[tuple[Array, Array]]()
         for side, token in (("Q", query), ("K", key)):
             terms, cross = scores.side(self._written, side, token, [node.index]), f"{node.name}.other_sequence"
-            places = [self._sources(name, query if name == cross else token) for name, _ in terms.sources]
-            sides.append((np.concatenate(places), terms.table[:, 0]))
+            places = [self._sources(name, query if name == cross else token) for name, _ in terms]
+            sides.append((np.concatenate(places), np.concatenate([part[:, 0] for _, part in terms])))
         (asked, first), (told, second) = sides
 
         def named(ids: Sequence[str]) -> Why:
