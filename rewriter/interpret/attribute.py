@@ -70,16 +70,11 @@ def attribute(
     run = FrozenRun(model, inputs)
     linear = run.linear(logit, minus, position)
     direct, paths, effects = dict(linear.constants), dict(linear.constants), linear.effects
-    for place, (stage, (before, _)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
-        for name in stage.steps:
-            paths.update({f"{name}.{part}": array for part, array in linear.inside[name].constants.items()})
-        between = linear.stages[place - 1].norm if place else None
-        if between is not None:
-            name = f"{next(iter(linear.stages[place - 1].steps))}.after.ln.b"
-            paths[name] = np.asarray((before * between.bias).sum())
+    for name, inside in linear.inside.items():
+        paths.update({f"{name}.{part}": array for part, array in inside.constants.items()})
     paths["embed"] = linear.embed
     token, written = linear.position, Written(linear.stages, {"embed": linear.start}, None)
-    for name, given in written.along(len(linear.stages), token, linear.gradients[-1][1][[token]]):
+    for name, given in written.along(len(linear.stages), token, linear.last[[token]]):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     capped = run.chain.logits != run.index.view.outputs[0]
     entries = run.given.entries((logit,) if minus is None else (logit, minus), len(linear.entries))
@@ -330,9 +325,9 @@ class Linear:
     entries: Array  # of the output at the position
     start: Array
     stages: Sequence[FrozenStage]
-    # of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs)
-    gradients: Sequence[tuple[Array, Array]]
-    inside: Mapping[str, Inside]  # of each sublayer
+    first: Array  # the gradient of the logit along all paths at the beginning of the stream, [T, D]
+    last: Array  # at its end
+    inside: Mapping[str, Inside]  # of each sublayer, in order
     constants: Mapping[str, Array]
     position: int
 
@@ -345,7 +340,7 @@ class Linear:
     @property
     def embed(self) -> Array:
         """What each token contributes, [T]."""
-        return np.asarray((self.gradients[0][0] * self.start).sum(axis=-1))
+        return np.asarray((self.first * self.start).sum(axis=-1))
 
 
 class FrozenRun:
@@ -456,15 +451,15 @@ class FrozenRun:
         read = np.zeros((len(start), len(direction)))
         read[token] = direction
         constants["final.ln.b"] = np.asarray((read * end.bias).sum())
-        gradient, stages, gradients = end.back(read), self.stages(len(chain.stages)), list[tuple[Array, Array]]()
-        inside = dict[str, Inside]()
+        gradient = last = end.back(read)
+        stages, inside = self.stages(len(chain.stages)), dict[str, Inside]()
         for stage in reversed(stages):
             after = gradient if stage.norm is None else stage.norm.back(gradient)
-            inside |= {name: step.through(after) for name, step in stage.steps.items()}
-            before = after + sum(inside[name].read for name in stage.steps)
-            gradients.insert(0, (before, after))
-            gradient = before
-        return Linear(value, entries, start, stages, gradients, inside, constants, token)
+            made = {name: step.through(after) for name, step in stage.steps.items()}
+            if stage.norm is not None:
+                next(iter(made.values())).constants["after.ln.b"] = np.asarray((gradient * stage.norm.bias).sum())
+            inside, gradient = made | inside, after + sum(each.read for each in made.values())
+        return Linear(value, entries, start, stages, gradient, last, inside, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must have been started."""

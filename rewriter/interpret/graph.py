@@ -293,7 +293,7 @@ class _Edges:
                 reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
                 for token, read in enumerate(reads):
                     self._trace(place, token, read, f"{name}.")
-        for token, row in enumerate(linear.gradients[-1][1]):
+        for token, row in enumerate(linear.last):
             constants = linear.constants if token == linear.position else {}
             added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
             self._trace(len(linear.stages), token, (target, row[None], added))
