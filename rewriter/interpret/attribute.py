@@ -9,7 +9,7 @@ linear too, and frozen. Shapes: T tokens, D = d_model, K = d_head, or 1 for a ne
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -295,12 +295,8 @@ class Written:
     ) -> Terms:
         """The terms [terms, K] of `norm(stream) weight + bias`, [D, K] and [K]; `constants` name both biases."""
         own = [(name, part[None]) for name, part in zip(constants, (bias, weight.T @ norm.bias), strict=True)]
-        return present([*own, *self.along(before, token, norm.at(token).back(weight.T))]) or own[:1]
-
-
-def present(terms: Iterable[tuple[str, Array]]) -> Terms:
-    """The sources that are not 0."""
-    return [(name, part) for name, part in terms if part.any()]
+        found = (*own, *self.along(before, token, norm.at(token).back(weight.T)))
+        return [(name, part) for name, part in found if part.any()] or own[:1]
 
 
 def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int], Array]:

@@ -16,7 +16,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, ScoreTerms, Why, Written, present
+from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, ScoreTerms, Why, Written
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.run import InputsOrText
 from rewriter.interpret.sublayers import NeuronHeads
@@ -301,15 +301,10 @@ class _Edges:
     def _trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
         """The in-edges of a stage's nodes from one token."""
         targets, rows, constants = read
-        for name, added in constants.items():
-            if added.any():
-                self._blocks.append((targets, self._sources(f"{prefix}{name}", token), added[:, None]))
         reading = rows.any(axis=1)  # heads do not read tokens that a mask hides
-        targets, rows = targets[reading], rows[reading]
-        found = present(self._written.along(stage, token, rows)) if len(targets) else ()
-        if found:
-            origins = np.concatenate([self._sources(name, token) for name, _ in found])
-            self._blocks.append((targets, origins, np.concatenate([part for _, part in found]).T))
+        parts = [(targets, f"{prefix}{name}", added[None]) for name, added in constants.items()]
+        parts += ((targets[reading], *term) for term in self._written.along(stage, token, rows[reading]))
+        self._blocks += ((each, self._sources(name, token), part.T) for each, name, part in parts if part.any())
 
     def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
         """The largest attention score of a head, as a function of all ids; adds the nodes of constants."""
