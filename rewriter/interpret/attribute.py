@@ -14,7 +14,6 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from glob import escape
-from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,16 +70,11 @@ def attribute(
     run = FrozenRun(model, inputs)
     linear = run.linear(logit, minus, position)
     direct, paths, effects = dict(linear.constants), dict(linear.constants), linear.effects
-    for place, (stage, (before, _)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
-        for name in stage.steps:
-            paths.update({f"{name}.{part}": array for part, array in linear.inside[name].constants.items()})
-        between = linear.stages[place - 1].norm if place else None
-        if between is not None:
-            name = f"{next(iter(linear.stages[place - 1].steps))}.after.ln.b"
-            paths[name] = np.asarray((before * between.bias).sum())
+    for name, inside in linear.inside.items():
+        paths.update({f"{name}.{part}": array for part, array in inside.constants.items()})
     paths["embed"] = linear.embed
     token, written = linear.position, Written(linear.stages, {"embed": linear.start}, None)
-    for name, given in written.along(len(linear.stages), token, linear.gradients[-1][1][[token]]):
+    for name, given in written.along(len(linear.stages), token, linear.last[[token]]):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     capped = run.chain.logits != run.index.view.outputs[0]
     entries = run.given.entries((logit,) if minus is None else (logit, minus), len(linear.entries))
@@ -155,8 +149,8 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     written = Written(run.stages(place), run.beginning, None)
     norm, names = run.frozen(named.name, named.query.data), (f"{named.name}.b_in", f"{named.name}.ln.b")
     terms = written.read(place, t, norm, weight, bias, names)
-    rows = listed(run.index, named.name, terms)
-    return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), terms.table, run.words)
+    rows, table = listed(run.index, named.name, terms)
+    return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), table, run.words)
 
 
 # -- the frozen network ------------------------------------------------------------------------------------------------
@@ -194,9 +188,8 @@ class Step:
         return Inside(at, self.norm.back(normed), constants | own)
 
     def parts(self, token: int, rows: Array) -> Array:
-        """What each head and neuron writes at a token along rows [R, D] at the stream, [members, R]."""
-        inner = rows if self.after is None else self.after.at(token).back(rows)
-        at = (inner @ self.weight().T).reshape(len(rows), *self.written.shape[1:])
+        """What each head and neuron writes at a token along rows [R, D] at the output projection, [members, R]."""
+        at = (rows @ self.weight().T).reshape(len(rows), *self.written.shape[1:])
         return np.asarray((at * self.written[token]).sum(axis=-1).T)
 
     def inside(self, at: Array) -> tuple[Array, dict[str, Array]]:
@@ -268,32 +261,8 @@ class FrozenStage:
     norm: FrozenNorm | None  # behind them
 
 
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """Terms of a sum, source by source."""
-
-    sources: Sequence[tuple[str, int]]  # each with the number of its terms: 1, or the members of a sublayer
-    table: Array  # [terms, ...]
-
-    def __iter__(self) -> Iterator[tuple[str, Array]]:
-        ends = accumulate(count for _, count in self.sources)
-        return ((name, self.table[end - count : end]) for (name, count), end in zip(self.sources, ends, strict=True))
-
-    @property
-    def present(self) -> "Terms":
-        """The sources that are not 0, of terms [terms, R]."""
-        counts = [count for _, count in self.sources]
-        kept = np.logical_or.reduceat(self.table.any(axis=1), np.cumsum([0, *counts[:-1]]))
-        return self if kept.all() else Terms([*compress(self.sources, kept)], self.table[np.repeat(kept, counts)])
-
-    @staticmethod
-    def joined(*parts: "Terms") -> "Terms":
-        table = np.concatenate([each.table for each in parts]) if len(parts) > 1 else parts[0].table
-        return Terms([source for each in parts for source in each.sources], table)
-
-
-# Terms at a token that one product reads, last first: stages behind, vectors or the step with them, norm before these.
-Group = tuple[Sequence[int], Terms, Step | None, FrozenNorm | None]
+# Terms of a sum, [terms, ...] for each source: one, or those of a sublayer's members.
+Terms = Sequence[tuple[str, Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,58 +274,29 @@ class Written:
     # what a sublayer's members write at a token, [members, D]; None for each head and neuron, which are not kept
     vectors: Callable[[str, Step, int], Array] | None
 
-    @cached_property
-    def _groups(self) -> Callable[[int], list[Group]]:
-        return cache(self._grouped)
-
-    def along(self, before: int, token: int, rows: Array) -> Terms:
-        """The parts [terms, R] of all terms of the stream that stage `before` reads along rows [R, D]."""
-        found = list[Terms]()
-        for places, terms, step, between in self._groups(token):
-            later = sum(place > before for place in places)
-            if later < len(places):
-                sources, start = terms.sources[later:], sum(count for _, count in terms.sources[:later])
-                made = terms.table[start:] @ rows.T if step is None else step.parts(token, rows)
-                found.append(Terms(sources, made))
-                rows = rows if between is None else between.at(token).back(rows)
-        return Terms.joined(*found)
+    def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
+        """The parts [terms, R], last first, of the stream that stage `before` reads, along rows [R, D]."""
+        for stage in reversed(self.stages[:before]):
+            if stage.norm is not None:
+                yield f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None] @ rows.T
+                rows = stage.norm.at(token).back(rows)
+            for name, step in stage.steps.items():
+                inner = rows if step.after is None else step.after.at(token).back(rows)
+                vectors = None if self.vectors is None else self.vectors(name, step, token)
+                yield name, step.parts(token, inner) if vectors is None else vectors @ inner.T
+                yield f"{name}.b_O", step.bias[None] @ inner.T
+                if step.after is not None:
+                    yield f"{name}.after.ln.b", step.after.bias[None] @ rows.T
+        for name, array in self.start.items():
+            yield name, array[[token]] @ rows.T
 
     def read(
         self, before: int, token: int, norm: FrozenNorm, weight: Array, bias: Array, constants: tuple[str, str]
     ) -> Terms:
         """The terms [terms, K] of `norm(stream) weight + bias`, [D, K] and [K]; `constants` name both biases."""
-        own = [(name, 1) for name in constants]
-        added = Terms(own, np.stack([bias, weight.T @ norm.bias]))
-        found = Terms.joined(added, self.along(before, token, norm.at(token).back(weight.T))).present
-        return found if found.sources else Terms(own[:1], bias[None])
-
-    def _grouped(self, token: int) -> list[Group]:
-        groups = list[Group]()
-        waiting = list[tuple[int, str, Array]]()
-
-        def close(between: FrozenNorm | None) -> None:
-            places, names, arrays = zip(*waiting, strict=True)
-            terms = Terms([*zip(names, map(len, arrays), strict=True)], np.concatenate(arrays))
-            groups.append((places, terms, None, between))
-            waiting.clear()
-
-        for place, stage in reversed([*enumerate(self.stages, start=1)]):
-            if stage.norm is not None:
-                waiting.append((place, f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None]))
-                close(stage.norm)
-            for name, step in stage.steps.items():
-                own = {f"{name}.b_O": step.bias[None]}
-                if self.vectors is None:
-                    groups.append(([place], Terms([(name, step.written.shape[1])], np.empty(0)), step, None))
-                else:  # for many rows: without biases that are 0
-                    own = {name: self.vectors(name, step, token), **(own if step.bias.any() else {})}
-                if step.after is not None:
-                    own = {source: step.after.at(token).linear(each) for source, each in own.items()}
-                    own[f"{name}.after.ln.b"] = step.after.bias[None]
-                waiting += [(place, *each) for each in own.items()]
-        waiting += [(0, name, array[None, token]) for name, array in self.start.items()]
-        close(None)
-        return groups
+        own = [(name, part[None]) for name, part in zip(constants, (bias, weight.T @ norm.bias), strict=True)]
+        found = (*own, *self.along(before, token, norm.at(token).back(weight.T)))
+        return [(name, part) for name, part in found if part.any()] or own[:1]
 
 
 def by_head(tokens: Sequence[int]) -> Callable[[str, Step, int], Array]:
@@ -381,9 +321,9 @@ class Linear:
     entries: Array  # of the output at the position
     start: Array
     stages: Sequence[FrozenStage]
-    # of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs)
-    gradients: Sequence[tuple[Array, Array]]
-    inside: Mapping[str, Inside]  # of each sublayer
+    first: Array  # the gradient of the logit along all paths at the beginning of the stream, [T, D]
+    last: Array  # at its end
+    inside: Mapping[str, Inside]  # of each sublayer, in order
     constants: Mapping[str, Array]
     position: int
 
@@ -396,7 +336,7 @@ class Linear:
     @property
     def embed(self) -> Array:
         """What each token contributes, [T]."""
-        return np.asarray((self.gradients[0][0] * self.start).sum(axis=-1))
+        return np.asarray((self.first * self.start).sum(axis=-1))
 
 
 class FrozenRun:
@@ -507,15 +447,15 @@ class FrozenRun:
         read = np.zeros((len(start), len(direction)))
         read[token] = direction
         constants["final.ln.b"] = np.asarray((read * end.bias).sum())
-        gradient, stages, gradients = end.back(read), self.stages(len(chain.stages)), list[tuple[Array, Array]]()
-        inside = dict[str, Inside]()
+        gradient = last = end.back(read)
+        stages, inside = self.stages(len(chain.stages)), dict[str, Inside]()
         for stage in reversed(stages):
             after = gradient if stage.norm is None else stage.norm.back(gradient)
-            inside |= {name: step.through(after) for name, step in stage.steps.items()}
-            before = after + sum(inside[name].read for name in stage.steps)
-            gradients.insert(0, (before, after))
-            gradient = before
-        return Linear(value, entries, start, stages, gradients, inside, constants, token)
+            made = {name: step.through(after) for name, step in stage.steps.items()}
+            if stage.norm is not None:
+                next(iter(made.values())).constants["after.ln.b"] = np.asarray((gradient * stage.norm.bias).sum())
+            inside, gradient = made | inside, after + sum(each.read for each in made.values())
+        return Linear(value, entries, start, stages, gradient, last, inside, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must have been started."""
@@ -624,8 +564,8 @@ class ScoreTerms:
             at = "HQK".index(kind)
             heads = sorted({place[0] for place in places if place[at] == token})
             terms = self.side(written, kind, token, heads)
-            words = listed(self.run.index, self._name, terms)
-            return words, dict(zip(heads, terms.table.swapaxes(0, 1), strict=True))
+            words, table = listed(self.run.index, self._name, terms)
+            return words, dict(zip(heads, table.swapaxes(0, 1), strict=True))
 
         def why(head: int, query: int, key: int) -> Why:
             (asked, first), (told, second) = side("Q", query), side("K", key)
@@ -638,18 +578,17 @@ class ScoreTerms:
         """The terms [terms, heads, K] of queries or keys at a token: tables are their products."""
         given = self._hooked(self._turning[side])[token, heads]
         if side == "K" and self._own.cross:
-            terms = Terms([(f"{self._name}.other_sequence", 1)], given[None])
+            terms: Terms = [(f"{self._name}.other_sequence", given[None])]
         else:
             weight, bias = (self._weights(f"{part}_{side}")[heads] for part in "Wb")
             weight = weight.reshape(-1, weight.shape[-1]).T
             names, place = (f"{self._name}.b_{side}", f"{self._name}.ln.b"), self.run.places[self._name]
-            terms = written.read(place, token, self._frozen(side), weight, bias.reshape(-1), names)
-            terms = Terms(terms.sources, terms.table.reshape(-1, *given.shape))
+            read = written.read(place, token, self._frozen(side), weight, bias.reshape(-1), names)
+            terms = [(name, part.reshape(-1, *given.shape)) for name, part in read]
             terms = self._normed(terms, side, token, heads) if self._turning[side] != side.lower() else terms
         turned = self.rotation_at(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
-        made = terms.table.reshape(-1, len(turned)) @ turned  # one product
-        return Terms(terms.sources, made.reshape(terms.table.shape))
+        return [(name, np.tensordot(part, turned, 1)) for name, part in terms]
 
     def _normed(self, terms: Terms, side: str, token: int, heads: Sequence[int]) -> Terms:
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))
@@ -657,8 +596,8 @@ class ScoreTerms:
         names = {part: f"{name}.{part}" for part in "wb" if f"{name}.{part}" in self.run.index}
         constants = {part: self.run.index[each][heads] for part, each in names.items()}
         norm = held_norm(before[heads], after[heads], constants, name)
-        found = Terms(terms.sources, norm.linear(terms.table))
-        return Terms.joined(found, Terms([(names["b"], 1)], constants["b"][None])) if "b" in names else found
+        found = [(source, norm.linear(part)) for source, part in terms]
+        return [*found, (names["b"], constants["b"][None])] if "b" in names else found
 
     def rotation_at(self, side: str, token: int) -> Array:
         """[K, K], as factor on the right."""
@@ -675,14 +614,15 @@ def _at(token: int, count: int) -> int:
     return token % count
 
 
-def listed(index: HeadIndex, own: str, terms: Terms) -> tuple[str, ...]:
-    """The name of each term; heads and neurons have their numbers, `own` constants no sublayer."""
+def listed(index: HeadIndex, own: str, terms: Terms) -> tuple[tuple[str, ...], Array]:
+    """The name of each term, and all terms; heads and neurons have their numbers, `own` constants no sublayer."""
     sublayers = {each.name for each in index.sublayers}
-    return tuple(
-        f"{name}[{place}]" if name in sublayers and count > 1 else name.removeprefix(f"{own}.")
-        for name, count in terms.sources
-        for place in range(count)
+    names = tuple(
+        f"{name}[{place}]" if name in sublayers and len(part) > 1 else name.removeprefix(f"{own}.")
+        for name, part in terms
+        for place in range(len(part))
     )
+    return names, np.concatenate([part for _, part in terms])
 
 
 _MAX_DISTANCE = 1e-9  # of rotated vectors from a rotation's result, relative

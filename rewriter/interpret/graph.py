@@ -293,7 +293,7 @@ class _Edges:
                 reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
                 for token, read in enumerate(reads):
                     self._trace(place, token, read, f"{name}.")
-        for token, row in enumerate(linear.gradients[-1][1]):
+        for token, row in enumerate(linear.last):
             constants = linear.constants if token == linear.position else {}
             added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
             self._trace(len(linear.stages), token, (target, row[None], added))
@@ -301,15 +301,10 @@ class _Edges:
     def _trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
         """The in-edges of a stage's nodes from one token."""
         targets, rows, constants = read
-        for name, added in constants.items():
-            if added.any():
-                self._blocks.append((targets, self._sources(f"{prefix}{name}", token), added[:, None]))
         reading = rows.any(axis=1)  # heads do not read tokens that a mask hides
-        targets, rows = targets[reading], rows[reading]
-        found = self._written.along(stage, token, rows).present if len(targets) else None
-        if found is not None and found.sources:
-            origins = np.concatenate([self._sources(name, token) for name, _ in found.sources])
-            self._blocks.append((targets, origins, found.table.T))
+        parts = [(targets, f"{prefix}{name}", added[None]) for name, added in constants.items()]
+        parts += ((targets[reading], *term) for term in self._written.along(stage, token, rows[reading]))
+        self._blocks += ((each, self._sources(name, token), part.T) for each, name, part in parts if part.any())
 
     def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
         """The largest attention score of a head, as a function of all ids; adds the nodes of constants."""
@@ -317,8 +312,8 @@ class _Edges:
         sides = list[tuple[Array, Array]]()
         for side, token in (("Q", query), ("K", key)):
             terms, cross = scores.side(self._written, side, token, [node.index]), f"{node.name}.other_sequence"
-            places = [self._sources(name, query if name == cross else token) for name, _ in terms.sources]
-            sides.append((np.concatenate(places), terms.table[:, 0]))
+            places = [self._sources(name, query if name == cross else token) for name, _ in terms]
+            sides.append((np.concatenate(places), np.concatenate([part[:, 0] for _, part in terms])))
         (asked, first), (told, second) = sides
 
         def named(ids: Sequence[str]) -> Why:

@@ -7,9 +7,8 @@ are one reader and one writer of rank 1: its columns of W1, its row of W2.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from itertools import groupby
-from operator import itemgetter
+from functools import cache, cached_property, lru_cache, partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,10 @@ from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 Chosen = Sequence[int] | slice  # members
 KINDS = "QKV"  # read by queries, keys, values
 _MAX_PRODUCT_ENTRIES = 2**20  # of a product, which the processor's cache then holds
-_MAX_READ_ENTRIES = 2**27  # of readers in memory: writers are computed once for all of these
+_MAX_KEPT_ENTRIES = 2**27  # of writers in memory: further ones are computed for each reader
 _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 _RARE, _ROUNDING = 5.0, 1e-5  # standard deviations; of scores in float32
-_HEADS_AT_ONCE, _MAX_SCORED_ENTRIES = 2**10, 2**22  # for which a table of embeddings is read once
+_MAX_SCORED_ENTRIES = 2**22  # of heads at once, for which a table of embeddings is read once
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,13 +218,10 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
         columns = places[writer.sublayer.members[0]] + np.arange(len(theirs.array))
         step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.array.shape[1] * theirs.array.shape[1] * len(columns), 1))
         for part in (slice(start, start + step) for start in range(0, len(rows), step)):
-            a, b, at, others = ours.array[part], theirs.array, rows[part], columns
-            if least > 0.0:
-                likely, read = _likely(least, ours, theirs, part)
-                a, b, at, others = a[likely], b[read], at[likely], others[read]
-            block = block_scores(a, b)
+            likely, read = _likely(least, ours, theirs, part)
+            block = block_scores(ours.array[part][likely], theirs.array[read])
             for kind in reader.kinds:
-                reads[kind].add(at, block, others, least)
+                reads[kind].add(rows[part][likely], block, columns[read], least)
             if not every_head:
                 largest = np.unique(np.append(largest, block[block > least]))[-top:]
                 least = float(largest[0]) - _ROUNDING if len(largest) == top else 0.0
@@ -263,8 +259,8 @@ class _Factors:
         return cache(lambda count: np.einsum("mrd,mrd->m", *[array[..., count:]] * 2) / 2.0)
 
 
-def _likely(least: float, ours: _Factors, theirs: _Factors, part: slice) -> tuple[Array, Array]:
-    """Which members, a part of ours and all of theirs, may have a larger score, all turned by `_cosines`.
+def _likely(least: float, ours: _Factors, theirs: _Factors, part: slice) -> tuple[Any, Any]:
+    """Indices of the members, a part of ours and all of theirs, that may have a larger score, turned by `_cosines`.
 
     For A and B of norm 1, ||A B^T|| is at most the largest singular value of each, and at most
     ||A1 B1^T|| + (||A2||^2 + ||B2||^2) / 2 if A1, B1 are some of their channels, and A2, B2 the others.
@@ -273,8 +269,10 @@ def _likely(least: float, ours: _Factors, theirs: _Factors, part: slice) -> tupl
     bounded = any(each.array.shape[1] > 1 and each.largest < least for each in (ours, theirs))
     used = np.arange(1, width := a.shape[-1])  # for so many channels of unrelated heads, the bound is:
     enough = used[1.0 - (used - _RARE * np.sqrt(used)) / width < least].tolist()
-    if bounded or not enough:
-        return np.full(len(a), not bounded), np.full(len(b), not bounded)
+    if bounded:
+        return np.zeros(len(a), bool), np.zeros(len(b), bool)
+    if not enough:
+        return slice(None), slice(None)
     bound = block_scores(a[..., : enough[0]], b[..., : enough[0]])
     bound += theirs.rest(enough[0])
     above = least - ours.rest(enough[0])[part]
@@ -291,25 +289,19 @@ def _cosines(width: int) -> Array:
 
 def _factors(index: HeadIndex, *, turned: bool) -> Iterator[tuple[HeadSide, _Factors, HeadSide, _Factors]]:
     """All pairs, each with the factors of the reader and of the writer."""
+    sizes = [prod(index.tensors[f"{each.name}.W_O"].shape) for each in index.sublayers]
 
+    @lru_cache(max(1, _MAX_KEPT_ENTRIES // max(sizes, default=1)))
     def made(side: HeadSide) -> _Factors:
         array = side.make()
         width = array.shape[-1]
         flat = array.reshape(-1, width) @ _cosines(width).astype(array.dtype) if turned else array
         return _Factors(flat.reshape(array.shape))
 
-    waiting, following = list[tuple[HeadSide, _Factors, list[HeadSide]]](), [*pairs(index)]
-    while following:
-        reader, writers = following.pop(0)
-        waiting.append((reader, made(reader), writers))
-        if following and sum(ours.array.size for _, ours, _ in waiting) < _MAX_READ_ENTRIES:
-            continue
-        # Late writers first, for a large `least` soon: few heads read them.
-        order = [*dict.fromkeys(each for *_, writers in waiting for each in writers)][:: -1 if turned else 1]
-        for writer in order:
-            theirs = made(writer)
-            yield from ((reader, ours, writer, theirs) for reader, ours, own in waiting if writer in own)
-        waiting = []
+    # Late writers first, for a large `least` soon: few heads read them.
+    for reader, writers in pairs(index):
+        ours = made.__wrapped__(reader)
+        yield from ((reader, ours, writer, made(writer)) for writer in writers[:: -1 if turned else 1])
 
 
 def block_scores(ours: Array, theirs: Array) -> Array:
@@ -391,47 +383,35 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
             return None
         return table if table.shape[1] == width else None
 
-    wanted = chosen_heads(index, names) if index.sublayers else []
-    groups = np.cumsum([len(chosen) for _, chosen in wanted]) // _HEADS_AT_ONCE
-    rows: dict[str, list[TokenScores]] = {}
-    for _, group in groupby(zip(groups.tolist(), wanted, strict=True), itemgetter(0)):
-        blocks = list[tuple[list[tuple[str, str, float]], Array, Array]]()  # (head, side, share), vectors, table
-        for _, (named, chosen) in group:
-            for side, (data, vectors, shares) in directions(index, named, chosen).items():
-                table = table_of(side, data, vectors.shape[1])
-                if table is not None:
-                    keys = [(named.members[n], side, float(share)) for n, share in zip(chosen, shares, strict=True)]
-                    blocks.append((keys, vectors, table))
-        tables = {id(table): table for *_, table in blocks}
-        joined = {key: np.concatenate([each for _, each, own in blocks if own is tables[key]]) for key in tables}
-        scored = {key: _scored(vectors, tables[key], top) for key, vectors in joined.items()}
-        for keys, _, table in blocks:
-            for head, side, share in keys:
-                rows.setdefault(head, []).append(TokenScores(head, side, share, *next(scored[id(table)])))
+    rows = list[TokenScores]()
+    for named, chosen in chosen_heads(index, names) if index.sublayers else []:
+        sides = list[list[TokenScores]]()
+        for side, (data, vectors, shares) in directions(index, named, chosen).items():
+            table = table_of(side, data, vectors.shape[1])
+            if table is not None:
+                found = zip(chosen, shares.tolist(), _scored(vectors, table, top), strict=True)
+                sides.append([TokenScores(named.members[n], side, share, *scores) for n, share, scores in found])
+        rows += [row for of_head in zip(*sides, strict=True) for row in of_head]
     missing = {what: missing[what] for what in ("writes", "reads") if what in missing}
-    return HeadTokens(tuple(row for of_head in rows.values() for row in of_head), missing, told)
+    return HeadTokens(tuple(rows), missing, told)
 
 
 def directions(index: HeadIndex, own: Sublayer, chosen: Sequence[int]) -> dict[str, tuple[str, Array, Array]]:
     """Side to (the tensor that is read or written, unit vectors [K, d_model], shares [K]) of K chosen members."""
     sides = {side.kinds: side for side in read(index, own)} | {"O": written(index, own)}
-    images = {"K": "Q", "O": "V"} if isinstance(own, Attention) else {}
+    if isinstance(own, NeuronHeads):
+        return {kinds: (side.data, side.make(chosen)[:, 0], np.ones(len(chosen))) for kinds, side in sides.items()}
     found = dict[str, tuple[str, Array, Array]]()
-    for side, each in sides.items():
-        if side in images:  # the second singular vector is the first one's image, with its sign
-            _, vectors, shares = found[images[side]]
-            theirs, ours = (_tall(index, own, part)[chosen] for part in (images[side], side))
-            image = (ours @ (vectors[:, None] @ theirs).swapaxes(1, 2))[..., 0]
-            found[side] = each.data, _unit(image), shares
-        else:
-            factors = each.make(chosen)
-            if factors.shape[1] == 1:
-                found[side] = each.data, factors[:, 0], np.ones(len(factors))
-                continue
-            # The first right singular vectors.
-            values, vectors = np.linalg.eigh((factors @ np.swapaxes(factors, -1, -2)).astype(np.float64))
-            leading = np.einsum("mr,mrd->md", vectors[..., -1].astype(factors.dtype), factors)
-            found[side] = each.data, _unit(leading), np.maximum(values[..., -1], 0.0)
+    for first, second in ("QK", "VO"):
+        factors = sides[first].make(chosen)
+        # The first right singular vectors.
+        values, vectors = np.linalg.eigh((factors @ np.swapaxes(factors, -1, -2)).astype(np.float64))
+        leading = _unit(np.einsum("mr,mrd->md", vectors[..., -1].astype(factors.dtype), factors))
+        # The second singular vector is the first one's image, with its sign.
+        theirs, ours = (_tall(index, own, part)[chosen] for part in (first, second))
+        image = _unit((ours @ (leading[:, None] @ theirs).swapaxes(1, 2))[..., 0])
+        for side, ends in ((first, leading), (second, image)):
+            found[side] = sides[side].data, ends, np.maximum(values[..., -1], 0.0)
     return found
 
 

@@ -4,6 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -242,38 +243,27 @@ def _first_row(view: GraphView, constants: Constants, tensor: str) -> int | None
 def _stages(
     view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str, Write], end: str, output: str
 ) -> tuple[Stage, ...]:
-    """The consecutive stages on whose results the tensor `end` depends."""
-    stages: list[Stage] = []
-    for named in sublayers:
-        write = added.get(named.name)
-        if write is None:
-            raise UsageError(f"output {output} cannot be attributed: {named.name} does not add to the residual stream")
-        if stages and stages[-1].after == write.after:
-            stages[-1] = Stage(write.before, write.after, (*stages[-1].sublayers, named))
+    """The consecutive stages on whose results the normalised stream `end` depends."""
+    what = f"output {output} cannot be attributed"
+    silent = next((each.name for each in sublayers if each.name not in added), None)
+    if silent is not None:
+        raise UsageError(f"{what}: {silent} does not add to the residual stream")
+    chain, apart = list[Stage](), list[Sublayer]()
+    for after, group in groupby(reversed(sublayers), lambda each: added[each.name].after):
+        own, read = tuple(group)[::-1], chain[0].before if chain else end
+        same = view.before(after) == view.before(read)
+        norm = None if same else norm_before(view, Constants(view), read)
+        if same or (norm is not None and after in view.back(norm.output, STREAM, {after})):
+            chain.insert(0, Stage(added[own[-1].name].before, after, own, norm if chain else None))
         else:
-            stages.append(Stage(write.before, write.after, (named,)))
-
-    def reads(tensor: str, stream: str) -> bool:
-        return stream in view.back(tensor, STREAM, {stream})
-
-    last = next((place for place in range(len(stages) - 1, -1, -1) if reads(end, stages[place].after)), None)
-    if last is None:
-        raise UsageError(f"output {output} cannot be attributed: no sublayer writes to the stream that it reads")
-    chain = [stages[last]]
-    for stage in reversed(stages[:last]):
-        if view.before(stage.after) == view.before(chain[0].before):
-            chain.insert(0, stage)
-            continue
-        norm = norm_before(view, Constants(view), chain[0].before)
-        if norm is not None and reads(norm.output, stage.after):
-            chain.insert(0, replace(stage, norm=norm))
-    linked = {stage.after for stage in chain}
-    apart = [named.name for stage in stages if stage.after not in linked for named in stage.sublayers]
+            apart[:0] = own
+    if not chain:
+        raise UsageError(f"{what}: no sublayer writes to the stream that it reads")
     # The sublayers of an encoder write to another stream; in one stack none may be missing.
-    same = {each.layer.split(".")[0] for each in chain[0].sublayers}
-    lost = [name for name in apart if name.split(".")[0] in same]
-    if lost:
-        raise UsageError(f"output {output} cannot be attributed: {lost[0]} is not on the stream that it reads")
+    stacks = {each.layer.split(".")[0] for each in chain[0].sublayers}
+    lost = next((each.name for each in apart if each.layer.split(".")[0] in stacks), None)
+    if lost is not None:
+        raise UsageError(f"{what}: {lost} is not on the stream that it reads")
     return tuple(chain)
 
 

@@ -11,7 +11,7 @@ the module path that the exporter left. A model with an encoder and a decoder ha
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, product
@@ -29,7 +29,7 @@ from passes.match.projections import Projection, Projections, projections_of
 from passes.options import ALREADY, Options
 from passes.plan import Plan, with_operators
 from passes.programs.program import Group, Program, groups_of
-from rewriter.arrays import Array
+from rewriter.arrays import Array, grouped
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.graph.attention import definition, keys_alone
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
@@ -431,31 +431,26 @@ def find_sublayers(tracer: Tracer, plan: Plan, program: str) -> tuple[tuple[Subl
     """All sublayers of the main graph in order, with unique names, and attention and blocks that are not understood."""
     attention, lost = find_attention(tracer, plan.recognised.nodes(tracer.view))
     neurons, left = find_neurons(plan, program)
-    return _named(tracer.view, attention, neurons), (*lost, *left)
-
-
-def _named(view: GraphView, attention: Sequence[Attention], neurons: Sequence[NeuronHeads]) -> tuple[Sublayer, ...]:
-    namer = Namer()
-    modules: list[Sublayer] = [*neurons]
+    namer, modules = Namer(), list[Sublayer](neurons)
     for each in attention:
         first = {side.operator.node: side.operator for side in (each.query, each.key, each.value)}
-        modules.append(replace(each, module=namer.name(view, tuple(first.values()), (each.output,), ())))
+        modules.append(replace(each, module=namer.name(tracer.view, tuple(first.values()), (each.output,), ())))
     modules.sort(key=lambda each: each.node)
     paths = [re.match(r"(?:(.*?)\.)?(\d+)(?:\.|$)", each.module) for each in modules]
     numbered = [(path[1] or "", path[2]) for path in paths if path]
-    layers = {stack: [*dict.fromkeys(number for each, number in numbered if each == stack)] for stack, _ in numbered}
+    layers = grouped(dict.fromkeys(numbered))
     places = [(stack, layers[stack].index(number)) for stack, number in numbered]
     if not all(paths):  # every self-attention begins a layer
         begun = accumulate(isinstance(each, Attention) and not each.cross for each in modules)
-        places = [("", max(layer - 1, 0)) for layer in begun]
-    stacks, copies, found = list(dict.fromkeys(stack for stack, _ in places)), Counter[str](), list[Sublayer]()
+        layers, places = {"": []}, [("", max(layer - 1, 0)) for layer in begun]
+    copies, found = Counter[str](), list[Sublayer]()
     for sublayer, (stack, number) in zip(modules, places, strict=True):
         # The distinguishing part of a stack's path: `encoder`, `decoder`.
-        others = {part for other in stacks if other != stack for part in other.split(".")}
+        others = {part for other in layers if other != stack for part in other.split(".")}
         short = next((part for part in stack.split(".") if part not in others), stack or "blocks")
-        layer = f"{short if len(stacks) > 1 else 'blocks'}.{number}"
+        layer = f"{short if len(layers) > 1 else 'blocks'}.{number}"
         kind = "mlp_heads" if isinstance(sublayer, NeuronHeads) else "cross_attn" if sublayer.cross else "attn"
         name = f"{layer}.{kind}"
         copies[name] += 1
         found.append(replace(sublayer, name=name if copies[name] == 1 else f"{name}_{copies[name]}", layer=layer))
-    return tuple(found)
+    return tuple(found), (*lost, *left)
