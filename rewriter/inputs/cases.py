@@ -138,9 +138,9 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     dtype = numpy_type(tensor.elem_type)
     if dtype is None:
         spelled = elem_name(tensor.elem_type)
-        raise UsageError(f"no values can be made for input {name} of type {spelled}: give them with --inputs")
+        raise UsageError(f"no values can be made for input {name} of type {spelled}: commands with --inputs take them")
     if not tensor.HasField("shape"):
-        raise UsageError(f"input {name} has no declared shape: give its values with --inputs")
+        raise UsageError(f"input {name} has no declared shape: commands with --inputs take its values")
     # Some exporters write -1 or 0 for a dynamic dimension.
     shape = tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in tensor.shape.dim)
     letter = dtype.kind if dtype.kind in _INTEGERS + _BOOL else _FLOATS
@@ -513,9 +513,8 @@ class Maker:
         for name, shape in shapes.items():
             if math.prod(shape) > _MOST_ENTRIES:
                 size = " x ".join(map(str, shape))
-                raise UsageError(
-                    f"input {quoted(name)} of {size} entries is too large to generate: give it with --inputs"
-                )
+                fault = f"input {quoted(name)} of {size} entries is too large to generate"
+                raise UsageError(f"{fault}: commands with --inputs take it")
         feeds = {spec.name: self._values(spec, shapes[spec.name], kinds, setting, number) for spec in self.specs}
         return Case(", ".join(parts or ["fixed shapes"]), feeds)
 

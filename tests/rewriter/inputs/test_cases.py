@@ -216,14 +216,14 @@ def test_unknown_dim_is_refused() -> None:
 
 
 def test_inputs_that_nothing_can_be_made_for() -> None:
-    with pytest.raises(UsageError, match="no values can be made for input 'x' of type string: give them with --in"):
+    with pytest.raises(UsageError, match="no values can be made for input 'x' of type string: commands with --inputs"):
         Maker(declare({"x": (TensorProto.STRING, [1])})).usual()
     model = declare({"x": (FLOAT, [1])})
     model.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", FLOAT, [1]))
     with pytest.raises(UsageError, match=r"input 'x' is not a tensor \(sequence\)"):
         Maker(model).usual()
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, None))
-    with pytest.raises(UsageError, match="input 'x' has no declared shape: give its values with --inputs"):
+    with pytest.raises(UsageError, match="input 'x' has no declared shape: commands with --inputs take its"):
         Maker(model).usual()
 
 
