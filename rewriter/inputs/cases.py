@@ -529,16 +529,19 @@ class Maker:
     ) -> NDArray[Any]:
         random = np.random.default_rng([self.seed, zlib.crc32(spec.name.encode()), number])
         length = kinds[next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in self.varied), Kind.SEQUENCE)]
-        made: Any = _independent(spec, shape, kinds[Kind.TOTAL], length, random) if self.loose else None
+        made: Any
         match spec.role:
-            case _ if made is not None:
-                pass
+            case Role.POSITIONS | Role.LENGTHS | Role.FLAG if self.loose:
+                valid = {Role.POSITIONS: (0, spec.rows or kinds[Kind.TOTAL]), Role.LENGTHS: (1, length + 1)}
+                made = random.integers(*valid.get(spec.role, (0, 2)), shape)
+            case Role.MASK if self.loose and shape:
+                made = _any_mask(shape, random)
             case Role.FLOATS | Role.PAST | Role.STATE:
                 encoded = spec.role is Role.FLOATS and spec.kinds[1:2] == (Kind.ENCODER,)
                 made = self._states(shape, number) if self._states and encoded else None
                 made = random.standard_normal(shape) if made is None else made
             case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS:
-                made = random.integers(0, _id_bound(spec), shape)
+                made = random.integers(0, _id_bound(spec, loose=self.loose), shape)
                 words = spec.name in self._worded
                 past = kinds[Kind.PAST] if spec.kinds[-1:] == (Kind.SEQUENCE,) else 0
                 for row, text in self._texts(shape, number) if words or spec.role is Role.TOKEN_TYPES else ():
@@ -572,10 +575,10 @@ def _least(*limits: int | None) -> int | None:
     return min((each for each in limits if each is not None), default=None)
 
 
-def _id_bound(spec: InputSpec) -> int:
+def _id_bound(spec: InputSpec, *, loose: bool) -> int:
     """The number of valid ids, or of small integers, of an input."""
     usual = {Role.IDS: _VOCABULARY, Role.TOKEN_TYPES: 2}
-    most = spec.rows or usual.get(spec.role, 256 if spec.dtype.itemsize == 1 else 8)
+    most = spec.rows or (_VOCABULARY if loose else usual.get(spec.role, 256 if spec.dtype.itemsize == 1 else 8))
     return min(most, int(np.iinfo(spec.dtype.name).max) + 1) if spec.dtype.kind in "iu" else most
 
 
@@ -595,21 +598,11 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int, number: int) -> ND
     return mask
 
 
-def _independent(spec: InputSpec, shape: tuple[int, ...], total: int, length: int, random: Any) -> Any:
-    """Any valid mask, positions or lengths; None for inputs of other roles."""
-    if spec.role is Role.POSITIONS:
-        return random.integers(0, spec.rows or total, shape)
-    if spec.role is Role.LENGTHS:
-        return random.integers(1, length + 1, shape)
-    if spec.role is Role.FLAG:
-        return random.integers(0, 2, shape)
-    if spec.role in (Role.TOKEN_TYPES, Role.INTEGERS) and spec.rows is None:
-        return random.integers(0, min(_VOCABULARY, int(np.iinfo(spec.dtype.name).max)), shape)
-    if spec.role is not Role.MASK or not shape:
-        return None
+def _any_mask(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.int64]:
+    """Any mask that has both values in each row."""
     first, *others = np.moveaxis(random.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1), -1, 0)
     made = random.integers(0, 2, shape)
-    for place, masked in ((others[0], 0), (first, 1)) if others else ((first, 1),):  # both in each row
+    for place, masked in ((others[0], 0), (first, 1)) if others else ((first, 1),):
         np.put_along_axis(made, place[..., None], masked, -1)
     return made
 
