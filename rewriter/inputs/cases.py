@@ -206,6 +206,7 @@ _ATTENTION: Mapping[tuple[str, str], Mapping[int, Role]] = {
 """Maps domain and operator to roles of operands. Queries, keys and values are the first three operands."""
 
 _FEWEST = 8  # minimum number of positions; smaller tables hold token types
+ANY_LENGTH = 2**31 - 1  # of a sequence, where nothing limits it
 
 _COMPUTED = ""
 """The source of positions that the model computes: Range, CumSum, stored positions up to a computed length."""
@@ -225,7 +226,7 @@ class Inputs:
             for spec in self.specs.values():  # patches of images, of one row each or of one image per row
                 if spec.role is Role.FLOATS and len(spec.shape) in (2, 3):
                     spec.kinds = (*spec.kinds[:-2], Kind.PATCHES, Kind.ONE)
-        self.longest: int | None = None  # number of positions of the smallest position table
+        self.longest = ANY_LENGTH  # number of positions of the smallest position table
         # The inputs, or computed positions, whose numbers a tensor carries; and the input that it equals, perhaps cast.
         self._flows: dict[str, set[str]] = defaultdict(set, {name: {name} for name in self.specs})
         self._plain = {name: name for name in self.specs}
@@ -286,7 +287,7 @@ class Inputs:
         axis = integer_of(node, "axis", -2) % rank if start is not None else cache.kinds.index(Kind.PAST)
         capacity = cache.shape[axis]
         if isinstance(capacity, int):
-            self.longest = min(capacity, self.longest or capacity)
+            self.longest = min(capacity, self.longest)
         kinds = [Kind.BATCH, *(Kind.ONE,) * (rank - 1)]
         cache.role, cache.kinds = Role.STATE, tuple(Kind.TOTAL if each == axis else kinds[each] for each in range(rank))
 
@@ -295,7 +296,7 @@ class Inputs:
         kind = view.type_of(table)
         shape, floats = kind.shape or (), kind.elem_type in FLOATS
         if table in view.constants and floats and len(shape) == 2 and isinstance(shape[0], int) and shape[0] >= _FEWEST:
-            self.longest = min(shape[0], self.longest or shape[0])
+            self.longest = min(shape[0], self.longest)
 
 
 def _note_attention(
@@ -372,8 +373,7 @@ class Maker:
         """
         inputs = Inputs(model, views)
         self.specs = tuple(inputs.specs.values())
-        # The largest number of tokens; None if unlimited.
-        self.longest, self._most = _least(inputs.longest, most), most
+        self.longest, self._most = min(inputs.longest, most or ANY_LENGTH), most  # the largest number of tokens
         self.seed, self.kinds, self._fixed = seed, dict[Kind, int](), dict(dims or {})
         self.loose = False  # whether masks, positions and lengths are drawn independently of the sizes
         dims_of = ((spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape))
@@ -398,7 +398,7 @@ class Maker:
     def changed(self, *, most: int | None = None, **changed: Any) -> "Maker":
         """The same with another `seed`, other sizes of `kinds`, or fewer tokens, of an encoder too."""
         other = copy(self)
-        vars(other).update(changed, longest=_least(self.longest, most))
+        vars(other).update(changed, longest=min(self.longest, most or ANY_LENGTH))
         return other
 
     def _check_dims(self) -> None:
@@ -461,16 +461,12 @@ class Maker:
     def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
         (batch, sequence, past), longest = setting, self.longest
-        past = pinned.get(Kind.PAST, past if self.cached else 0)
-        if longest is not None:
-            # Positions beyond the table would be out of range; at least one new token must remain.
-            past = min(past, max(longest - 1, 0))
-            sequence = max(min(sequence, longest - past), 1)
-        sequence = pinned.get(Kind.SEQUENCE, sequence)
+        # Positions beyond the table would be out of range; at least one new token must remain.
+        past = min(pinned.get(Kind.PAST, past if self.cached else 0), longest - 1)
+        sequence = pinned.get(Kind.SEQUENCE, max(min(sequence, longest - past), 1))
         alone = not any(Kind.SEQUENCE in spec.kinds for spec in self.specs)
         # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
-        encoder = sequence if alone else sequence + sequence % 2 + 4
-        encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
+        encoder = sequence if alone else min(sequence + sequence % 2 + 4, longest - longest % 2)
         film = any(spec.kinds.count(Kind.FRAMES) and spec.kinds.count(Kind.HEIGHT) for spec in self.specs)
         side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
         return {
@@ -569,10 +565,6 @@ class Maker:
                 kind, less = _COUNTS[spec.role]
                 made = max(kinds[kind] - less, 0)
         return np.resize(made, shape).astype(spec.dtype)
-
-
-def _least(*limits: int | None) -> int | None:
-    return min((each for each in limits if each is not None), default=None)
 
 
 def _id_bound(spec: InputSpec, *, loose: bool) -> int:
