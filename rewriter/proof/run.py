@@ -130,8 +130,7 @@ def run_model(
     cuts: Sequence[Cut | None] = split(view, wanted, SEGMENT) if by_blocks else (None,)
     # Until all segments have run, the results are the values of the tensors that later ones read.
     runs = {way: Ran([dict(case.feeds) for case in cases]) for way in ways}
-    kept, skipped = list(cases), list[str]()
-    by_case: list[list[Any]] = [kept, *(ran.results for ran in runs.values())]
+    kept, refused = dict(enumerate(cases)), dict[int, str]()
     for number, part in enumerate(cuts):
         later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*wanted}
         proto = with_outputs(model.proto, view, wanted) if part is None else extract(model.proto, view, part)
@@ -140,34 +139,33 @@ def run_model(
             over = runs[replace(way, again=False)].results if way.again else ()
             # Only the first way may refuse a case: one that another way refuses is an error, not an invalid input.
             how = {"prepack": part is None, "may_refuse": may_refuse and not place}
-            refused = _run_part(model.with_proto(proto), way, ran, over, **how) if kept else {}
-            skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
-            for every in by_case:
-                every[:] = [each for index, each in enumerate(every) if index not in refused]
+            refused |= _run_part(model.with_proto(proto), way, ran, over, kept, **how) if kept else {}
+            kept = {index: case for index, case in kept.items() if index not in refused}
             for values in ran.results:
                 for name in values.keys() - later:
                     del values[name]
     for ran in runs.values():
-        ran.results = [tensors_of({name: values[name] for name in wanted}) for values in ran.results]
-    truth = _in_float64(model, kept, progress) if wide and not by_blocks else None
+        ran.results = [tensors_of({name: ran.results[index][name] for name in wanted}) for index in kept]
+    truth = _in_float64(model, [*kept.values()], progress) if wide and not by_blocks else None
     gaps = gaps or gaps_of(runs)
     for way, ran in runs.items():
         ran.results = [] if way.again else cleared(ran.results, gaps)
-    return ModelRuns(tuple(kept), tuple(skipped), runs, truth and cleared(truth, gaps), len(cuts), gaps)
+    skipped = tuple(f"{cases[index].name}: {reason}" for index, reason in refused.items())
+    return ModelRuns(tuple(kept.values()), skipped, runs, truth and cleared(truth, gaps), len(cuts), gaps)
 
 
 def _run_part(
-    model: LoadedModel, way: Way, ran: Ran, over: Sequence[Mapping[str, Any]], *, prepack: bool, may_refuse: bool
+    model: LoadedModel, way: Way, ran: Ran, over: Sequence[Any], kept: Iterable[int], *, prepack: bool, may_refuse: bool
 ) -> dict[int, str]:
     """Run one segment in one way, add its outputs to the values of each case; return refused cases with reasons."""
-    refused, feeds = dict[int, str](), [fed(model, values) for values in ran.results]
+    refused, feeds = dict[int, str](), {index: fed(model, ran.results[index]) for index in kept}
     session = open_model(model, way.provider, optimise=way.optimise, prepack=prepack)
     ran.defined += session.defined
     known = ran.cpu_nodes is not None and session.cpu_nodes is not None
     ran.cpu_nodes = (*(ran.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
-    for index, values in enumerate(ran.results):
+    for index, given in feeds.items():
         try:
-            values.update(session.run(feeds[index], over=over[index] if over else None))
+            ran.results[index].update(session.run(given, over=over[index] if over else None))
         except ValidationError as error:
             if not may_refuse:
                 raise
