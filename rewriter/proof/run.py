@@ -14,6 +14,7 @@ may add up. Phase and kind are inputs of the model, so that one session serves a
 """
 
 import re
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -306,8 +307,8 @@ the outputs by 1e-3 and more, and small models may need more draws to show it.""
 
 FREQUENCY = 12345.678  # decorrelates the noise of values that differ by 1e-3 or more
 
-_FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
-_WIDE: Mapping[int, int] = {_FLOAT: _FLOAT, TensorProto.FLOAT16: _FLOAT, _DOUBLE: _DOUBLE}
+_FLOAT = TensorProto.FLOAT
+_WIDE: Mapping[int, int] = {_FLOAT: _FLOAT, TensorProto.FLOAT16: _FLOAT, TensorProto.DOUBLE: TensorProto.DOUBLE}
 """Types that get noise, and the type that it is computed in: onnxruntime has no float16 kernel of Sin."""
 
 _DRAWS = {"phase": 0.0, "steady": 0.0}, {"phase": 1.0, "steady": 0.0}, {"phase": 0.0, "steady": 1.0}
@@ -332,11 +333,7 @@ class Point:
 
 def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, Sequence[Mapping[str, Array]]]:
     """A copy with noise at the points that exist in it, and its further inputs, draw by draw; none without noise."""
-    copy = inlined(model)
-    taken = {name for node in copy.graph.node for name in (*node.input, *node.output)}
-    prefix = "noise/"
-    while any(name.startswith(prefix) for name in taken):
-        prefix = f"_{prefix}"
+    copy, prefix = inlined(model), f"noise {secrets.token_hex(8)}/"  # with which no name of the model begins
     any_noise, units = False, _UNITS_WITH_BYTES if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
     views = {view.path: view for view in all_views(copy)}
     # Bodies before the nodes that hold them: paths consist of names of nodes, which noise does not change.
