@@ -141,8 +141,8 @@ class SizeSearch:
                 return [{kind: each[kind] for kind in changed} for each in found[:2]]
             # Another node refuses these: one size may now be right, and the next one wrong.
             known = {_split_numbers(told)[0] for each, told in self._tried if each in bases}
-            others = (each for each, told in self._tried if _split_numbers(told)[0] not in known and each in trials)
-            bases += islice(others, 1)
+            other = (each for each, told in self._tried if _split_numbers(told)[0] not in known and each in trials)
+            bases += islice(other, 1)
             trials = self._beside(reversed(bases)) or self._beside(each for each, _ in self._tried)
         return []
 
