@@ -157,10 +157,9 @@ def boot_onnx(model: Source, tokenizer: Any = None) -> Any:
         raise UsageError(f"a bridge needs one stack of blocks with attention, which the file lacks{reason}")
     n_heads, d_model, d_head = index.tensors[f"{index.attention[0].name}.W_Q"].shape
     rows = ids_input(maker, "a batch of token ids").rows or -1
-    limit = maker.longest or 2**31 - 1
     *_, entries = index.view.type_of(index.view.outputs[0]).shape or (None,)
     entries = entries if isinstance(entries, int) else rows
-    sizes = d_model, d_head, blocks, limit, n_heads, rows
+    sizes = d_model, d_head, blocks, maker.longest, n_heads, rows
     config = TransformerBridgeConfig(*sizes, d_vocab_out=entries, architecture="ONNX")
     adapter = ArchitectureAdapter(config)
     adapter.component_mapping = {}

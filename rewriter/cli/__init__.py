@@ -69,8 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Container runtimes send it; an exit cleans up everything, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # None where it is closed
+        # Where it is closed, no other file may get its number.
+        stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
+        if isinstance(stream, io.TextIOWrapper):
             buffer = io.BufferedWriter(Forgiving(stream.fileno(), "wb", closefd=False))
             how: dict[str, Any] = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
             setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, **how))

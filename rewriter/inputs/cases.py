@@ -138,9 +138,9 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     dtype = numpy_type(tensor.elem_type)
     if dtype is None:
         spelled = elem_name(tensor.elem_type)
-        raise UsageError(f"no values can be made for input {name} of type {spelled}: give them with --inputs")
+        raise UsageError(f"no values can be made for input {name} of type {spelled}: commands with --inputs take them")
     if not tensor.HasField("shape"):
-        raise UsageError(f"input {name} has no declared shape: give its values with --inputs")
+        raise UsageError(f"input {name} has no declared shape: commands with --inputs take its values")
     # Some exporters write -1 or 0 for a dynamic dimension.
     shape = tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in tensor.shape.dim)
     letter = dtype.kind if dtype.kind in _INTEGERS + _BOOL else _FLOATS
@@ -206,6 +206,7 @@ _ATTENTION: Mapping[tuple[str, str], Mapping[int, Role]] = {
 """Maps domain and operator to roles of operands. Queries, keys and values are the first three operands."""
 
 _FEWEST = 8  # minimum number of positions; smaller tables hold token types
+ANY_LENGTH = 2**31 - 1  # of a sequence, where nothing limits it
 
 _COMPUTED = ""
 """The source of positions that the model computes: Range, CumSum, stored positions up to a computed length."""
@@ -225,7 +226,7 @@ class Inputs:
             for spec in self.specs.values():  # patches of images, of one row each or of one image per row
                 if spec.role is Role.FLOATS and len(spec.shape) in (2, 3):
                     spec.kinds = (*spec.kinds[:-2], Kind.PATCHES, Kind.ONE)
-        self.longest: int | None = None  # number of positions of the smallest position table
+        self.longest = ANY_LENGTH  # number of positions of the smallest position table
         # The inputs, or computed positions, whose numbers a tensor carries; and the input that it equals, perhaps cast.
         self._flows: dict[str, set[str]] = defaultdict(set, {name: {name} for name in self.specs})
         self._plain = {name: name for name in self.specs}
@@ -286,7 +287,7 @@ class Inputs:
         axis = integer_of(node, "axis", -2) % rank if start is not None else cache.kinds.index(Kind.PAST)
         capacity = cache.shape[axis]
         if isinstance(capacity, int):
-            self.longest = min(capacity, self.longest or capacity)
+            self.longest = min(capacity, self.longest)
         kinds = [Kind.BATCH, *(Kind.ONE,) * (rank - 1)]
         cache.role, cache.kinds = Role.STATE, tuple(Kind.TOTAL if each == axis else kinds[each] for each in range(rank))
 
@@ -295,7 +296,7 @@ class Inputs:
         kind = view.type_of(table)
         shape, floats = kind.shape or (), kind.elem_type in FLOATS
         if table in view.constants and floats and len(shape) == 2 and isinstance(shape[0], int) and shape[0] >= _FEWEST:
-            self.longest = min(shape[0], self.longest or shape[0])
+            self.longest = min(shape[0], self.longest)
 
 
 def _note_attention(
@@ -372,8 +373,7 @@ class Maker:
         """
         inputs = Inputs(model, views)
         self.specs = tuple(inputs.specs.values())
-        # The largest number of tokens; None if unlimited.
-        self.longest, self._most = _least(inputs.longest, most), most
+        self.longest, self._most = min(inputs.longest, most or ANY_LENGTH), most  # the largest number of tokens
         self.seed, self.kinds, self._fixed = seed, dict[Kind, int](), dict(dims or {})
         self.loose = False  # whether masks, positions and lengths are drawn independently of the sizes
         dims_of = ((spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape))
@@ -398,7 +398,7 @@ class Maker:
     def changed(self, *, most: int | None = None, **changed: Any) -> "Maker":
         """The same with another `seed`, other sizes of `kinds`, or fewer tokens, of an encoder too."""
         other = copy(self)
-        vars(other).update(changed, longest=_least(self.longest, most))
+        vars(other).update(changed, longest=min(self.longest, most or ANY_LENGTH))
         return other
 
     def _check_dims(self) -> None:
@@ -461,16 +461,12 @@ class Maker:
     def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
         (batch, sequence, past), longest = setting, self.longest
-        past = pinned.get(Kind.PAST, past if self.cached else 0)
-        if longest is not None:
-            # Positions beyond the table would be out of range; at least one new token must remain.
-            past = min(past, max(longest - 1, 0))
-            sequence = max(min(sequence, longest - past), 1)
-        sequence = pinned.get(Kind.SEQUENCE, sequence)
+        # Positions beyond the table would be out of range; at least one new token must remain.
+        past = min(pinned.get(Kind.PAST, past if self.cached else 0), longest - 1)
+        sequence = pinned.get(Kind.SEQUENCE, max(min(sequence, longest - past), 1))
         alone = not any(Kind.SEQUENCE in spec.kinds for spec in self.specs)
         # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
-        encoder = sequence if alone else sequence + sequence % 2 + 4
-        encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
+        encoder = sequence if alone else min(sequence + sequence % 2 + 4, longest - longest % 2)
         film = any(spec.kinds.count(Kind.FRAMES) and spec.kinds.count(Kind.HEIGHT) for spec in self.specs)
         side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
         return {
@@ -513,9 +509,8 @@ class Maker:
         for name, shape in shapes.items():
             if math.prod(shape) > _MOST_ENTRIES:
                 size = " x ".join(map(str, shape))
-                raise UsageError(
-                    f"input {quoted(name)} of {size} entries is too large to generate: give it with --inputs"
-                )
+                fault = f"input {quoted(name)} of {size} entries is too large to generate"
+                raise UsageError(f"{fault}: commands with --inputs take it")
         feeds = {spec.name: self._values(spec, shapes[spec.name], kinds, setting, number) for spec in self.specs}
         return Case(", ".join(parts or ["fixed shapes"]), feeds)
 
@@ -530,16 +525,19 @@ class Maker:
     ) -> NDArray[Any]:
         random = np.random.default_rng([self.seed, zlib.crc32(spec.name.encode()), number])
         length = kinds[next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in self.varied), Kind.SEQUENCE)]
-        made: Any = _independent(spec, shape, kinds[Kind.TOTAL], length, random) if self.loose else None
+        made: Any
         match spec.role:
-            case _ if made is not None:
-                pass
+            case Role.POSITIONS | Role.LENGTHS | Role.FLAG if self.loose:
+                valid = {Role.POSITIONS: (0, spec.rows or kinds[Kind.TOTAL]), Role.LENGTHS: (1, length + 1)}
+                made = random.integers(*valid.get(spec.role, (0, 2)), shape)
+            case Role.MASK if self.loose and shape:
+                made = _any_mask(shape, random)
             case Role.FLOATS | Role.PAST | Role.STATE:
                 encoded = spec.role is Role.FLOATS and spec.kinds[1:2] == (Kind.ENCODER,)
                 made = self._states(shape, number) if self._states and encoded else None
                 made = random.standard_normal(shape) if made is None else made
             case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS:
-                made = random.integers(0, _id_bound(spec), shape)
+                made = random.integers(0, _id_bound(spec, loose=self.loose), shape)
                 words = spec.name in self._worded
                 past = kinds[Kind.PAST] if spec.kinds[-1:] == (Kind.SEQUENCE,) else 0
                 for row, text in self._texts(shape, number) if words or spec.role is Role.TOKEN_TYPES else ():
@@ -569,14 +567,10 @@ class Maker:
         return np.resize(made, shape).astype(spec.dtype)
 
 
-def _least(*limits: int | None) -> int | None:
-    return min((each for each in limits if each is not None), default=None)
-
-
-def _id_bound(spec: InputSpec) -> int:
+def _id_bound(spec: InputSpec, *, loose: bool) -> int:
     """The number of valid ids, or of small integers, of an input."""
     usual = {Role.IDS: _VOCABULARY, Role.TOKEN_TYPES: 2}
-    most = spec.rows or usual.get(spec.role, 256 if spec.dtype.itemsize == 1 else 8)
+    most = spec.rows or (_VOCABULARY if loose else usual.get(spec.role, 256 if spec.dtype.itemsize == 1 else 8))
     return min(most, int(np.iinfo(spec.dtype.name).max) + 1) if spec.dtype.kind in "iu" else most
 
 
@@ -596,21 +590,11 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int, number: int) -> ND
     return mask
 
 
-def _independent(spec: InputSpec, shape: tuple[int, ...], total: int, length: int, random: Any) -> Any:
-    """Any valid mask, positions or lengths; None for inputs of other roles."""
-    if spec.role is Role.POSITIONS:
-        return random.integers(0, spec.rows or total, shape)
-    if spec.role is Role.LENGTHS:
-        return random.integers(1, length + 1, shape)
-    if spec.role is Role.FLAG:
-        return random.integers(0, 2, shape)
-    if spec.role in (Role.TOKEN_TYPES, Role.INTEGERS) and spec.rows is None:
-        return random.integers(0, min(_VOCABULARY, int(np.iinfo(spec.dtype.name).max)), shape)
-    if spec.role is not Role.MASK or not shape:
-        return None
+def _any_mask(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.int64]:
+    """Any mask that has both values in each row."""
     first, *others = np.moveaxis(random.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1), -1, 0)
     made = random.integers(0, 2, shape)
-    for place, masked in ((others[0], 0), (first, 1)) if others else ((first, 1),):  # both in each row
+    for place, masked in ((others[0], 0), (first, 1)) if others else ((first, 1),):
         np.put_along_axis(made, place[..., None], masked, -1)
     return made
 

@@ -281,7 +281,7 @@ def _tokenized(index: HeadIndex, given: Text) -> GivenCases:
         if rows is not None and max(ids) >= rows:
             what = f"the tokenizer gives token {max(ids)}, and the model knows {rows}"
             raise UsageError(f"{what}: the tokenizer belongs to another model")
-        if longest is not None and len(ids) > longest:
+        if len(ids) > longest:
             raise UsageError(f"the text has {len(ids)} tokens, and the model takes at most {longest}")
         feeds = dict(maker.case((1, len(ids), 0), number=1).feeds)
         for spec in maker.specs:
@@ -316,7 +316,7 @@ def batch_of(index: HeadIndex, ids: Array, further: Mapping[str, Array]) -> Case
     """
     maker, tokens = index.maker(), ids.shape[-1]
     spec = ids_input(maker, "a batch of token ids")
-    if maker.longest is not None and tokens > maker.longest:
+    if tokens > maker.longest:
         raise UsageError(f"there are {tokens} tokens, and the model takes at most {maker.longest}")
     feeds = dict(maker.case((1, tokens, 0), number=1).feeds)
     for each in maker.specs:

@@ -8,9 +8,9 @@ another does not, the dimension is changed until they are equal.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def _encoder(decoder: Path, texts: Texts) -> States | None:
     return run
 
 
-Point = tuple[int, ...]  # the size of each group of kinds of dimensions
+Sizes = dict[Kind, int]  # of the kinds of dimensions that the model leaves open
 
 
 class SizeSearch:
@@ -123,63 +123,57 @@ class SizeSearch:
         self._maker, self._refusals = maker, refusals
         sides = tuple(kind for kind in _SIDES if kind in maker.free)
         single = maker.free - {Kind.PAST, Kind.TOTAL, *sides}
-        self._groups = [*((kind,) for kind in Kind if kind in single), *filter(None, [sides])]
+        self._groups = [*((kind,) for kind in Kind if kind in single), *filter(None, [sides])]  # of equal sizes
         _, usual = maker.sizes(_SETTING)
-        self._start: Point = tuple(usual[kinds[0]] for kinds in self._groups)
-        self._tried: dict[Point, str] = {}
+        self._usual: Sizes = {kind: usual[kinds[0]] for kinds in self._groups for kind in kinds}
+        self._tried: list[tuple[Sizes, str]] = []  # with the refusal
 
-    def found(self) -> list[dict[Kind, int]]:
+    def found(self) -> list[Sizes]:
         """Up to two accepted assignments of sizes, each with the sizes that differ from the usual ones."""
-        bases, trials = [self._start], [self._start, *self._next(self._start)]
+        bases, trials = [self._usual], [self._usual, *self._beside([self._usual])]
         for _ in range(_MAX_ROUNDS):
-            point = max(self._accepted(trials), key=math.prod, default=None)
-            if point is not None:
-                changed = {kind for kind, size in self._sizes(point).items() if size != self._sizes(self._start)[kind]}
-                others = [self._scaled(point, share) for share in (0.5, 2, 4, 8)]
-                smaller = [each for each in others if each not in self._tried and min(each) > 0]
-                found = sorted((point, *self._accepted(smaller)), reverse=True)
-                return [{kind: self._sizes(each)[kind] for kind in changed} for each in found[:2]]
+            if accepted := self._accepted(trials):
+                best = max(accepted, key=lambda each: math.prod(each[kinds[0]] for kinds in self._groups))
+                changed = {kind: size for kind, size in best.items() if size != self._usual[kind]}
+                others = [best | self._scaled(changed, share) for share in (0.5, 2, 4, 8)]
+                found = [best, *self._accepted([each for each in others if self._is_new(each)])]
+                found.sort(key=lambda each: [*each.values()], reverse=True)
+                return [{kind: each[kind] for kind in changed} for each in found[:2]]
             # Another node refuses these: one size may now be right, and the next one wrong.
-            known = {_split_numbers(self._tried[base])[0] for base in bases}
-            bases += [each for each in trials if _split_numbers(self._tried[each])[0] not in known][:1]
-            trials = self._beside(reversed(bases)) or self._beside(self._tried)
+            known = {_split_numbers(told)[0] for each, told in self._tried if each in bases}
+            other = (each for each, told in self._tried if _split_numbers(told)[0] not in known and each in trials)
+            bases += islice(other, 1)
+            trials = self._beside(reversed(bases)) or self._beside(each for each, _ in self._tried)
         return []
 
-    def _scaled(self, point: Point, share: float) -> Point:
-        """The found sizes times a share, up to the usual ones."""
-        pairs = zip(point, self._start, strict=True)
-        return tuple(size if size == usual else min(int(size * share), max(size, usual)) for size, usual in pairs)
+    def _scaled(self, sizes: Sizes, share: float) -> Sizes:
+        """Sizes times a share, up to the usual ones."""
+        return {kind: min(int(size * share), max(size, self._usual[kind])) for kind, size in sizes.items()}
 
-    def _accepted(self, points: Sequence[Point]) -> Iterator[Point]:
-        cases = [self._at(point).case(_SETTING) for point in points]
-        self._tried.update(zip(points, self._refusals(cases), strict=True))
-        yield from (point for point in points if not self._tried[point])
+    def _accepted(self, trials: Sequence[Sizes]) -> list[Sizes]:
+        refusals = self._refusals([self._maker.changed(kinds=each).case(_SETTING) for each in trials])
+        self._tried += zip(trials, refusals, strict=True)
+        return [each for each, refusal in zip(trials, refusals, strict=True) if not refusal]
 
-    def _beside(self, bases: Iterable[Point]) -> list[Point]:
-        return list(dict.fromkeys(each for base in list(bases) for each in self._next(base)))[:_MAX_TRIALS]
+    def _beside(self, bases: Iterable[Sizes]) -> list[Sizes]:
+        """New sizes that differ from those of a base in one group."""
+        found = list[Sizes]()
+        for base, kinds in product([*bases], self._groups):
+            own = {kind: base[kind] for kind in kinds}
+            line = {each[kinds[0]]: told for each, told in self._tried if each | own == base}
+            # A power of two is rarely indivisible.
+            sizes = [1 << base[kinds[0]].bit_length(), *_crossings(line, len(kinds))]
+            points = (base | dict.fromkeys(kinds, size) for size in sizes)
+            found += (each for each in points if each not in found and self._is_new(each) and self._fits(each))
+        return found[:_MAX_TRIALS]
 
-    def _next(self, base: Point) -> Iterator[Point]:
-        for place, kinds in enumerate(self._groups):
-            sizes = [1 << base[place].bit_length()]  # a power of two is rarely indivisible
-            same = {p: told for p, told in self._tried.items() if (*base[:place], p[place], *base[place + 1 :]) == p}
-            sizes += _crossings({p[place]: _split_numbers(told) for p, told in same.items()}, len(kinds))
-            for size in sizes:
-                point = (*base[:place], size, *base[place + 1 :])
-                if point not in self._tried and self._fits(point):
-                    yield point
+    def _is_new(self, sizes: Sizes) -> bool:
+        return min(sizes.values(), default=0) > 0 and all(sizes != each for each, _ in self._tried)
 
-    def _fits(self, point: Point) -> bool:
-        elements, usual = (
-            sum(map(math.prod, self._at(each).sizes(_SETTING)[0].values())) for each in (point, self._start)
-        )
-        rows = dict(zip(self._groups, point, strict=True)).get((Kind.BATCH,), 1)
-        return min(point) > 0 and elements <= max(_MAX_ELEMENTS, usual) and rows <= _MAX_ROWS
-
-    def _at(self, point: Point) -> Maker:
-        return self._maker.changed(kinds=self._sizes(point))
-
-    def _sizes(self, point: Point) -> dict[Kind, int]:
-        return {kind: size for kinds, size in zip(self._groups, point, strict=True) for kind in kinds}
+    def _fits(self, sizes: Sizes) -> bool:
+        makers = (self._maker.changed(kinds=each) for each in (sizes, self._usual))
+        elements, usual = (sum(map(math.prod, each.sizes(_SETTING)[0].values())) for each in makers)
+        return elements <= max(_MAX_ELEMENTS, usual) and sizes.get(Kind.BATCH, 1) <= _MAX_ROWS
 
 
 def _split_numbers(refusal: str) -> tuple[str, tuple[int, ...]]:
@@ -190,14 +184,15 @@ def _split_numbers(refusal: str) -> tuple[str, tuple[int, ...]]:
     return re.sub(r"-?\d+", "#", refusal), (*numbers, *map(math.prod, shapes))
 
 
-def _crossings(line: Mapping[int, tuple[str, tuple[int, ...]]], power: int) -> list[int]:
+def _crossings(line: Mapping[int, str], power: int) -> list[int]:
     """The sizes at which two numbers of a refusal become equal, extrapolated linearly along a line of sizes.
 
     Numbers that are products of `power` equal sizes, such as the area of an image, are linear in that power.
     """
     found: dict[int, tuple[bool, float]] = {}
-    for place in {text for text, _ in line.values()}:
-        points = sorted((size, numbers) for size, (text, numbers) in line.items() if text == place)
+    read = {size: _split_numbers(refusal) for size, refusal in line.items()}
+    for place in {text for text, _ in read.values()}:
+        points = sorted((size, numbers) for size, (text, numbers) in read.items() if text == place)
         # 1 is the size of broadcast axes, and of the single row.
         large = [i for i in range(len(points[0][1])) if any(numbers[i] > 1 for _, numbers in points)]
         for i, j in combinations(large, 2):

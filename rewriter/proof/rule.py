@@ -12,7 +12,7 @@ same; integers and booleans may differ only as often as noise changes them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -32,6 +32,7 @@ SMALL = 1e-2
 the rounding error is that of the terms."""
 
 Results = Sequence[Mapping[str, Array]]  # case by case, an output's name to its values
+_Pairs = Mapping[int, tuple[Array, Array]]  # of an output: the number of a case to the values of both models
 
 
 @dataclass(frozen=True)
@@ -71,49 +72,46 @@ def compared(
     (atol, rtol) replaces the rule for floats: |B - A| <= atol + rtol |A| for every finite entry; errors are then in the
     output's units.
     """
-    places = [name in case for case in original]
-    if [name in case for case in rewritten] != places:
+    every = (original, rewritten, *variants)
+    ours, theirs, *others = ({at: case[name] for at, case in enumerate(each) if name in case} for each in every)
+    if theirs.keys() != ours.keys():
         return Judgement(name, np.inf, 0.0, 0.0, "is an element of a sequence that has another length")
-    every = (original, rewritten, *(each for each in variants if [name in case for case in each] == places))
-    ours, theirs, *others = [[case[name] for case in results if name in case] for results in every]
-    cases = [place for place, there in enumerate(places) if there]
-    for place, a, b in zip(cases, ours, theirs, strict=True):
+    others = [each for each in others if each.keys() == ours.keys()]
+    pairs = {number: (a, theirs[number]) for number, a in ours.items()}
+    for number, (a, b) in pairs.items():
         kinds = ("shape", list(a.shape), list(b.shape)), ("type", a.dtype, b.dtype)
         changed = next((f"has {what} {other} instead of {own}" for what, own, other in kinds if own != other), "")
         if changed:
-            return Judgement(name, np.inf, 0.0, 0.0, changed, case=place)
-    if not ours or not is_float(ours[0]):
-        return replace(_exact(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
-    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            return Judgement(name, np.inf, 0.0, 0.0, changed, case=number)
+    gap = _largest_gap(pairs.values())
+    if not any(map(is_float, ours.values())):
+        return replace(_exact(name, pairs, others), max_abs=gap)
+    for number, (a, b) in pairs.items():
         wrong = misplaced(a, b, [other[number] for other in others])
         if wrong.any():
             what = "entries that are finite in one model only, or NaN or infinite otherwise"
             reason = f"has {int(wrong.sum())} {what}{_entry(a, b, wrong)}"
-            return Judgement(name, np.inf, 0.0, 0.0, reason, case=cases[number])
+            return Judgement(name, np.inf, 0.0, 0.0, reason, case=number)
     if tolerance is not None:
-        return _by_tolerance(name, ours, theirs, *tolerance)
-    eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
-    sizes = _sizes(ours)
-    moved = [
-        max([eps, *(relative_error(a, other[place], size) for other in others)])
-        for place, (a, size) in enumerate(zip(ours, sizes, strict=True))
-    ]
+        return _by_tolerance(name, pairs, gap, *tolerance)
+    sizes, moved = _sizes(ours), dict[int, float]()
+    for number, a in ours.items():
+        eps = float(ml_dtypes.finfo(a.dtype).eps)
+        moved[number] = max([eps, *(relative_error(a, other[number], sizes[number]) for other in others)])
     # A case of few entries may round less by chance: it is granted the median of all cases.
-    usual = float(np.median(moved))
-    found = [
-        Judgement(name, relative_error(a, b, size), max(own, usual), FACTOR * max(own, usual))
-        for a, b, size, own in zip(ours, theirs, sizes, moved, strict=True)
-    ]
-    worst = max(found, key=lambda each: -1.0 if each.proves_nothing else each.error / each.allowed)
-    place = found.index(worst)
-    worst = replace(worst, max_abs=largest_gap(ours, theirs))
+    usual, found = float(np.median([*moved.values()])), dict[int, Judgement]()
+    for number, pair in pairs.items():
+        rounding = max(moved[number], usual)
+        found[number] = Judgement(name, relative_error(*pair, sizes[number]), rounding, FACTOR * rounding, max_abs=gap)
+    shares = {at: -1.0 if each.proves_nothing else each.error / each.allowed for at, each in found.items()}
+    number = max(shares, key=shares.__getitem__)
+    worst = found[number]
     if worst.proves_nothing or worst.error <= worst.allowed:
         return worst
-    a, b = ours[place], theirs[place]
-    where = _entry(a, b, np.nan_to_num(_differences(a, b), posinf=0.0))
+    where = _entry(*pairs[number], np.nan_to_num(_differences(*pairs[number]), posinf=0.0))
     most = f"{worst.allowed:.3g} is allowed: {FACTOR:g} x {worst.rounding:.3g} of rounding"
     reason = f"is off by {worst.error:.3g} of its norm, where {most}{where}"
-    return replace(worst, case=place, reason=reason)
+    return replace(worst, case=number, reason=reason)
 
 
 def _differences(a: Array, b: Array) -> Array:
@@ -128,24 +126,24 @@ def _entry(a: Array, b: Array, weight: Array) -> str:
     return f"; {where}{b[index]!s} instead of {a[index]!s}"
 
 
-def _by_tolerance(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:
-    excess, gap, worst, where = 0.0, largest_gap(ours, theirs), None, ""
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+def _by_tolerance(name: str, pairs: _Pairs, gap: float, atol: float, rtol: float) -> Judgement:
+    excess, worst, where = 0.0, None, ""
+    for number, (a, b) in pairs.items():
         wide = a.astype(np.float64)
         with np.errstate(all="ignore"):
             over = _differences(a, b) - (atol + rtol * np.abs(wide))
         over = np.where(np.isfinite(wide), np.where(np.isnan(over), np.inf, over), 0.0)
         if np.max(over, initial=0.0) > excess:
-            excess, worst, where = float(np.max(over)), place, _entry(a, b, over)
+            excess, worst, where = float(np.max(over)), number, _entry(a, b, over)
     reason = f"error {gap:.3g} exceeds atol {atol:g}, rtol {rtol:g} by {excess:.3g}{where}"
     return Judgement(name, gap, 0.0, atol, reason if excess else "", gap, worst)
 
 
-def _sizes(values: Sequence[Array]) -> list[float]:
+def _sizes(values: Mapping[int, Array]) -> dict[int, float]:
     """The norm of each case, at least `SMALL` times the norm with entries as large as in the largest case."""
-    norms = [norm(each) for each in values]
-    top = max((norm / math.sqrt(each.size) for norm, each in zip(norms, values, strict=True) if each.size), default=0.0)
-    return [max(norm, SMALL * top * math.sqrt(each.size)) for norm, each in zip(norms, values, strict=True)]
+    norms = {number: norm(each) for number, each in values.items()}
+    top = max((norms[number] / math.sqrt(each.size) for number, each in values.items() if each.size), default=0.0)
+    return {number: max(norms[number], SMALL * top * math.sqrt(each.size)) for number, each in values.items()}
 
 
 def uncompared(values: Sequence[Array]) -> str:
@@ -159,9 +157,8 @@ def uncompared(values: Sequence[Array]) -> str:
     return "" if told else "is NaN or infinite throughout, in every case"
 
 
-def largest_gap(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
+def _largest_gap(pairs: Collection[tuple[Array, Array]]) -> float:
     """The largest |b - a| over all cases, where both are finite; infinite where strings differ."""
-    pairs = [*zip(ours, theirs, strict=True)]
     if any(a.dtype.kind in "OUS" for a, _ in pairs):
         return 0.0 if all(np.array_equal(*pair) for pair in pairs) else math.inf
     return max((magnitude(_differences(*pair)) for pair in pairs), default=0.0)
@@ -200,23 +197,22 @@ def _kinds(values: Array) -> Array:
     return np.where(np.isnan(wide), 1, np.where(np.isposinf(wide), 2, np.where(np.isneginf(wide), 3, 0)))
 
 
-def _exact(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> Judgement:
+def _exact(name: str, pairs: _Pairs, others: Sequence[Mapping[int, Array]]) -> Judgement:
     """Integers, booleans and strings: as many may differ as noise changes, times the factor."""
-    count = max(sum(a.size for a in ours), 1)
-    moved = [
-        sum(int(np.sum(a != v)) if a.shape == v.shape else a.size for a, v in zip(ours, other, strict=True))
-        for other in others
-    ]
-    unequal = [a != b for a, b in zip(ours, theirs, strict=True)]
-    different = sum(int(np.sum(each)) for each in unequal)
+
+    def unequal(a: Array, b: Array) -> int:
+        return int(np.sum(a != b)) if a.shape == b.shape else a.size
+
+    count = max(sum(a.size for a, _ in pairs.values()), 1)
+    moved = [sum(unequal(a, other[number]) for number, (a, _) in pairs.items()) for other in others]
+    different = sum(unequal(*pair) for pair in pairs.values())
     rounding = max(moved, default=0) / count
     error, allowed = different / count, FACTOR * rounding
     if error <= allowed:
         return Judgement(name, error, rounding, allowed)
-    place = next(place for place, each in enumerate(unequal) if each.any())
-    where = _entry(ours[place], theirs[place], unequal[place])
-    reason = f"differs in {different} of {count} entries, which rounding does not explain{where}"
-    return Judgement(name, error, rounding, allowed, reason, case=place)
+    number, (a, b) = next(each for each in pairs.items() if unequal(*each[1]))
+    reason = f"differs in {different} of {count} entries, which rounding does not explain{_entry(a, b, a != b)}"
+    return Judgement(name, error, rounding, allowed, reason, case=number)
 
 
 def magnitude(values: Array) -> float:

@@ -14,17 +14,19 @@ may add up. Phase and kind are inputs of the model, so that one session serves a
 """
 
 import re
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
@@ -34,7 +36,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, norms_apart
 from rewriter.graph.constants import elem_type_of
 from rewriter.graph.edit import Cut, bytes_of, extract, inlined, rename_output, split, with_outputs
-from rewriter.graph.fused import with_parts
+from rewriter.graph.fused import Writer, with_parts
 from rewriter.graph.types import type_of
 from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
@@ -129,8 +131,7 @@ def run_model(
     cuts: Sequence[Cut | None] = split(view, wanted, SEGMENT) if by_blocks else (None,)
     # Until all segments have run, the results are the values of the tensors that later ones read.
     runs = {way: Ran([dict(case.feeds) for case in cases]) for way in ways}
-    kept, skipped = list(cases), list[str]()
-    by_case: list[list[Any]] = [kept, *(ran.results for ran in runs.values())]
+    kept, refused = dict(enumerate(cases)), dict[int, str]()
     for number, part in enumerate(cuts):
         later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*wanted}
         proto = with_outputs(model.proto, view, wanted) if part is None else extract(model.proto, view, part)
@@ -139,34 +140,33 @@ def run_model(
             over = runs[replace(way, again=False)].results if way.again else ()
             # Only the first way may refuse a case: one that another way refuses is an error, not an invalid input.
             how = {"prepack": part is None, "may_refuse": may_refuse and not place}
-            refused = _run_part(model.with_proto(proto), way, ran, over, **how) if kept else {}
-            skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
-            for every in by_case:
-                every[:] = [each for index, each in enumerate(every) if index not in refused]
+            refused |= _run_part(model.with_proto(proto), way, ran, over, kept, **how) if kept else {}
+            kept = {index: case for index, case in kept.items() if index not in refused}
             for values in ran.results:
                 for name in values.keys() - later:
                     del values[name]
     for ran in runs.values():
-        ran.results = [tensors_of({name: values[name] for name in wanted}) for values in ran.results]
-    truth = _in_float64(model, kept, progress) if wide and not by_blocks else None
+        ran.results = [tensors_of({name: ran.results[index][name] for name in wanted}) for index in kept]
+    truth = _in_float64(model, [*kept.values()], progress) if wide and not by_blocks else None
     gaps = gaps or gaps_of(runs)
     for way, ran in runs.items():
         ran.results = [] if way.again else cleared(ran.results, gaps)
-    return ModelRuns(tuple(kept), tuple(skipped), runs, truth and cleared(truth, gaps), len(cuts), gaps)
+    skipped = tuple(f"{cases[index].name}: {reason}" for index, reason in refused.items())
+    return ModelRuns(tuple(kept.values()), skipped, runs, truth and cleared(truth, gaps), len(cuts), gaps)
 
 
 def _run_part(
-    model: LoadedModel, way: Way, ran: Ran, over: Sequence[Mapping[str, Any]], *, prepack: bool, may_refuse: bool
+    model: LoadedModel, way: Way, ran: Ran, over: Sequence[Any], kept: Iterable[int], *, prepack: bool, may_refuse: bool
 ) -> dict[int, str]:
     """Run one segment in one way, add its outputs to the values of each case; return refused cases with reasons."""
-    refused, feeds = dict[int, str](), [fed(model, values) for values in ran.results]
+    refused, feeds = dict[int, str](), {index: fed(model, ran.results[index]) for index in kept}
     session = open_model(model, way.provider, optimise=way.optimise, prepack=prepack)
     ran.defined += session.defined
     known = ran.cpu_nodes is not None and session.cpu_nodes is not None
     ran.cpu_nodes = (*(ran.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
-    for index, values in enumerate(ran.results):
+    for index, given in feeds.items():
         try:
-            values.update(session.run(feeds[index], over=over[index] if over else None))
+            ran.results[index].update(session.run(given, over=over[index] if over else None))
         except ValidationError as error:
             if not may_refuse:
                 raise
@@ -307,8 +307,8 @@ the outputs by 1e-3 and more, and small models may need more draws to show it.""
 
 FREQUENCY = 12345.678  # decorrelates the noise of values that differ by 1e-3 or more
 
-_FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
-_WIDE: Mapping[int, int] = {_FLOAT: _FLOAT, TensorProto.FLOAT16: _FLOAT, _DOUBLE: _DOUBLE}
+_FLOAT = TensorProto.FLOAT
+_WIDE: Mapping[int, int] = {_FLOAT: _FLOAT, TensorProto.FLOAT16: _FLOAT, TensorProto.DOUBLE: TensorProto.DOUBLE}
 """Types that get noise, and the type that it is computed in: onnxruntime has no float16 kernel of Sin."""
 
 _DRAWS = {"phase": 0.0, "steady": 0.0}, {"phase": 1.0, "steady": 0.0}, {"phase": 0.0, "steady": 1.0}
@@ -333,11 +333,7 @@ class Point:
 
 def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, Sequence[Mapping[str, Array]]]:
     """A copy with noise at the points that exist in it, and its further inputs, draw by draw; none without noise."""
-    copy = inlined(model)
-    taken = {name for node in copy.graph.node for name in (*node.input, *node.output)}
-    prefix = "noise/"
-    while any(name.startswith(prefix) for name in taken):
-        prefix = f"_{prefix}"
+    copy, prefix = inlined(model), f"noise {secrets.token_hex(8)}/"  # with which no name of the model begins
     any_noise, units = False, _UNITS_WITH_BYTES if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
     views = {view.path: view for view in all_views(copy)}
     # Bodies before the nodes that hold them: paths consist of names of nodes, which noise does not change.
@@ -378,40 +374,24 @@ def noisy(
     return ()
 
 
-_NOISE = """noise (float raw, float argument, float factor, float value, float phase, float steady) => (float noisy) {
-    frequency = Constant<value = TYPE {FREQUENCY}>() one = Constant<value = TYPE {1}>()
-    eps = Constant<value = TYPE {EPS}>() error = Constant<value = TYPE {ERROR}>()
-    x = Cast<to = WIDE>(raw) y = Cast<to = WIDE>(argument) g = Cast<to = WIDE>(factor) u = Cast<to = WIDE>(value)
-    p = Cast<to = WIDE>(phase) s = Cast<to = WIDE>(steady)
-    turns = Mul(x, frequency) angle = Add(turns, p) sine = Sin(angle)
-    mixed = Sub(one, s) part = Mul(sine, mixed) sign = Add(part, s)
-    size = Abs(x) product = Mul(y, g) large = Abs(product) digits = Max(large, size) rounding = Mul(digits, eps)
-    unit = Abs(u) scale = Max(unit, size) certified = Mul(scale, error)
-    most = Add(rounding, certified) moved = Mul(most, sign) sum = Add(x, moved) noisy = Cast<to = MADE>(sum) }"""
-
-
 def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units: float) -> None:
     """Rename the producer's output and give its name to the noisy tensor, so that consumers stay unchanged."""
-    own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]
-    place = rename_output(graph, point.tensor, f"{own}raw")
-    numbers = {
-        "FREQUENCY": FREQUENCY,
-        "EPS": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
-        "ERROR": point.error,
-        "TYPE": "double" if wide == _DOUBLE else "float",
-        "WIDE": wide,
-        "MADE": made,
-    }
-    noise = parser.parse_graph(re.sub("|".join(numbers), lambda found: f"{numbers[found[0]]}", _NOISE))
-    names = {
-        "": "",
-        "argument": point.argument or f"{own}raw",
-        "factor": (point.argument and point.value) or f"{own}one",
-        "value": point.value or f"{own}one",
-        **{name: f"{prefix}{name}" for name in _DRAWS[0]},
-        "noisy": point.tensor,
-    }
-    for each in noise.node:
-        for field in (each.input, each.output):
-            field[:] = [names.get(name, f"{own}{name}") for name in field]
-        graph.node.insert(place := place + 1, each)
+    own, wide = f"{prefix}{point.tensor}", _WIDE[point.elem_type]
+    eps = units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps)
+    place = rename_output(graph, point.tensor, raw := f"{own}/raw")
+    written = Writer(onnx.NodeProto(output=[own]))
+    put, number = written.put, partial(written.constant, elem_type=wide)
+    one = number(1.0)
+    factor = point.value or one
+    operands = raw, point.argument or raw, factor if point.argument else one, factor
+    x, y, g, u = (put("Cast", name, to=wide) for name in operands)
+    phase, steady = (put("Cast", f"{prefix}{name}", to=wide) for name in _DRAWS[0])
+    sine = put("Sin", put("Add", put("Mul", x, number(FREQUENCY)), phase))
+    sign = put("Add", put("Mul", sine, put("Sub", one, steady)), steady)
+    size = put("Abs", x)
+    rounding = put("Mul", put("Max", put("Abs", put("Mul", y, g)), size), number(eps))
+    certified = put("Mul", put("Max", put("Abs", u), size), number(point.error))
+    moved = put("Mul", put("Add", rounding, certified), sign)
+    put("Cast", put("Add", x, moved), to=made, output=point.tensor)
+    for node in written.nodes:
+        graph.node.insert(place := place + 1, node)

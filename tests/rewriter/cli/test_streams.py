@@ -32,16 +32,16 @@ def test_json_into_a_file_or_not(folder: Path, ran: Ran) -> None:
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("status", [0, 3])
-def test_a_reader_that_goes_away(folder: Path, status: int) -> None:
+@pytest.mark.parametrize(("status", "shell"), [(0, 'exec "$@"'), (3, 'exec "$@"'), (0, 'exec "$@" >&-')])
+def test_a_reader_that_goes_away(folder: Path, status: int, shell: str) -> None:
     if status:
         onnx.save(text_model("out = Abs(x)"), "model.onnx")
-    command = [sys.executable, "-m", "rewriter", "model.onnx", "-o", "out.onnx"]
+    command = ["sh", "-c", shell, "sh", sys.executable, "-m", "rewriter", "model.onnx", "-o", "out.onnx"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "error"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert len(process.stdout.read(1)) == 1
+        assert len(process.stdout.read(1)) == (not shell.endswith(">&-"))
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == status
