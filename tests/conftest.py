@@ -27,6 +27,13 @@ class Printed(NamedTuple):
     out: str
     err: str
 
+    @property
+    def refusal(self) -> str:
+        """The error, which must be one line and no traceback."""
+        assert self.err.count("\n") == 1
+        assert "Traceback" not in self.err
+        return self.err
+
 
 Ran = Callable[[int, Sequence[str]], Printed]
 

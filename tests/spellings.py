@@ -15,6 +15,8 @@ import onnx
 from tests.textmodels import SILU, integers, tensor
 
 MICROSOFT = {"com.microsoft": 1}
+ROWS: dict[str, Any] = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
+PLANES: dict[str, Any] = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
 
 
 def erf_gelus() -> Iterator[tuple[str, str, str]]:

@@ -117,8 +117,7 @@ def test_weights_are_reused_by_reference() -> None:
     model = mlp(SILU)
     result = converted(model)
     (call,) = new_nodes(result)
-    assert list(call.input) == ["y", "mlp/heads/key", "y"]
-    assert list(call.output) == ["h"]
+    assert (list(call.input), list(call.output)) == (["y", "mlp/heads/key", "y"], ["h"])
     weights = {tensor.name: tensor.SerializeToString() for tensor in model.graph.initializer}
     kept = {tensor.name: tensor.SerializeToString() for tensor in result.graph.initializer}
     assert set(kept) - set(weights) == {"mlp/heads/key"}
@@ -210,8 +209,7 @@ def test_everything_else_is_kept_byte_for_byte(inline: bool) -> None:
     result = converted(model, inline=inline)
     assert model.SerializeToString(deterministic=True) == before
     assert normalised(result, set()) == normalised(model, {"s", "h"})
-    assert result.opset_import[0].version == 17
-    assert result.ir_version == model.ir_version
+    assert (result.opset_import[0].version, result.ir_version) == (17, model.ir_version)
     assert [entry.domain for entry in result.opset_import] == ["", "other"] + [DOMAIN] * (not inline)
 
 
@@ -289,9 +287,9 @@ def test_old_ir_versions_are_inlined(ir: int, opset: int) -> None:
 @pytest.mark.parametrize("text", ["h = LeakyRelu<alpha = 0.1>(y)", "h = Tanh(y)", SILU])
 def test_opsets_without_integer_constants_are_inlined(text: str, opset: int) -> None:
     report = rewrite(mlp(text, ir=8, opset=opset))
+    (note,) = report.notes
     assert report.exit_status is ExitStatus.CONVERTED
-    assert len(report.notes) == 1
-    assert report.notes[0].startswith(f"the model has opset {opset}, whose Constant operator holds no integers")
+    assert note.startswith(f"the model has opset {opset}, whose Constant operator holds no integers")
 
 
 @pytest.mark.sample(12)
@@ -464,5 +462,4 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_opsets_and_types_that_are_refused(reason: str) -> None:
     plan = make_plan(REFUSED[reason], Options())
-    assert plan.conversions == ()
-    assert [left.miss.reason for left in plan.left] == [reason]
+    assert (plan.conversions, [left.miss.reason for left in plan.left]) == ((), [reason])

@@ -87,9 +87,8 @@ def test_every_form_is_as_accurate(file: str, form: str) -> None:
 @EACH_FILE
 def test_all_blocks_are_converted_and_proved(committed: Committed, folder: Path) -> None:
     report = report_of(committed.file, folder)
-    assert report.problems == ()
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert len(report.converted) == get(committed.entry).mlp_blocks("tiny")
+    blocks = get(committed.entry).mlp_blocks("tiny")
+    assert (report.problems, report.exit_status, len(report.converted)) == ((), ExitStatus.CONVERTED, blocks)
 
 
 @pytest.mark.sample(0)

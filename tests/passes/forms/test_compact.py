@@ -84,8 +84,7 @@ def test_gelu_is_float32_with_offsets_first() -> None:
 def test_values_beyond_float32_are_float64() -> None:
     """The values of exp reach e^160; as float32 numbers they would be infinite."""
     report = rewrite(mlp("k = Mul(y, $0.3) h = Exp(k)"), form="compact")
-    assert report.problems == ()
-    assert report.exit_status == 0
+    assert (report.problems, report.exit_status) == ((), 0)
 
 
 def test_rows_that_the_original_lays_out_by_computed_sizes_are_certified() -> None:

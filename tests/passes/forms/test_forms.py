@@ -22,16 +22,15 @@ from tests.headmath import tapped
 from tests.oracle import evaluate
 from tests.passes import test_apply
 from tests.passes.test_apply import GLU_FIRST, VALUE
-from tests.spellings import FIRSTS, GATES
+from tests.spellings import FIRSTS, GATES, PLANES, ROWS
 from tests.textmodels import ERF_GELU, SILU, integers, mlp, text_model, values
 
 TOKENS = 80
 SQUARE = ("compact", "masked", "maskless", "staged")
-RANK_2 = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
 
 PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     *(each for each in test_apply.PROGRAMS if each[0] not in ("sigmoid", "gelu-twice")),
-    ("silu-rank-2", SILU, RANK_2),
+    ("silu-rank-2", SILU, ROWS),
 )
 EACH_FORM = pytest.mark.parametrize("form", SQUARE)
 
@@ -62,7 +61,7 @@ def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
     """
     model = mlp(text, **options)
     shapes = ((1, 1), (1, 2), (1, TOKENS), (3, 19))
-    cases = [{"x": tokens(*(shape[1:] if options is RANK_2 else shape))} for shape in shapes]
+    cases = [{"x": tokens(*(shape[1:] if options is ROWS else shape))} for shape in shapes]
     result = accurate(model, planned(model, form), cases=cases, optimised=[True], **VALUE.get(text, {}))
     assert not operators(result) & {"Sigmoid", "Relu", "Tanh", "LeakyRelu", "Erf", "Softplus"}
     onnx.checker.check_model(result, full_check=True)
@@ -189,10 +188,9 @@ def test_gate_and_value_of_one_projection_are_parts_of_its_weight(first: str, fo
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-7)
 
 
-CHANNELS = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
 OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("conv", {"first": "y = Conv(x, K1)", "second": "out = Conv(h, K2)", **CHANNELS}, "does not hold a plain matrix"),
-    ("wx", {"first": "y = MatMul(W1t, x)", "second": "out = MatMul(W2t, h)", **CHANNELS}, "not hold a plain matrix"),
+    ("conv", {"first": "y = Conv(x, K1)", "second": "out = Conv(h, K2)", **PLANES}, "does not hold a plain matrix"),
+    ("wx", {"first": "y = MatMul(W1t, x)", "second": "out = MatMul(W2t, h)", **PLANES}, "not hold a plain matrix"),
     ("h-is-output", {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] h"}, "something else reads"),
     (
         "two-seconds",

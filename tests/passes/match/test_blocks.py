@@ -10,7 +10,7 @@ import pytest
 from passes.match.blocks import kinds
 from rewriter import ExitStatus, rewrite
 from tests.cases import proved
-from tests.spellings import FIRSTS, GATES, OPERATORS, SPELLINGS
+from tests.spellings import FIRSTS, GATES, OPERATORS, PLANES, ROWS, SPELLINGS
 from tests.textmodels import ERF_GELU, FIRST, SILU, findings, integers, mlp, only_block, only_left, text_model, values
 
 SPELLED = [*((*each, {}) for each in SPELLINGS), *OPERATORS]
@@ -20,10 +20,8 @@ SPELLED = [*((*each, {}) for each in SPELLINGS), *OPERATORS]
 @pytest.mark.parametrize(("label", "text", "options"), [s[1:] for s in SPELLED], ids=[s[0] for s in SPELLED])
 def test_spelling(label: str, text: str, options: dict[str, Any]) -> None:
     block = only_block(mlp(text, **options))
-    assert block.identified.label == label
-    assert (block.gate, block.value, block.output) == ("y", "y", "h")
-    assert block.neurons == 8
-    assert block.elem_type == onnx.TensorProto.FLOAT
+    assert (block.identified.label, block.gate, block.value, block.output) == (label, "y", "y", "h")
+    assert (block.neurons, block.elem_type) == (8, onnx.TensorProto.FLOAT)
 
 
 @pytest.mark.sample(20)
@@ -76,8 +74,7 @@ def test_numbers_cast_to_integers_are_integers() -> None:
 @pytest.mark.parametrize(("first", "label"), [g[1:] for g in GATES], ids=[g[0] for g in GATES])
 def test_gate(first: str, label: str, text: str) -> None:
     block = only_block(mlp(f"s = Sigmoid(y) {text}", first=first, opset=13))
-    assert block.identified.label == label
-    assert (block.gate, block.value) == ("y", "u")
+    assert (block.identified.label, block.gate, block.value) == (label, "y", "u")
 
 
 SILU_GATE = "s = Sigmoid(y) g = Mul(y, s)"
@@ -105,8 +102,7 @@ def test_gated_activation(text: str, label: str, value: str) -> None:
     """A constant that is added to the value of a gate is its bias."""
     model = mlp(text, first=TWO_PROJECTIONS)
     block = only_block(model)
-    assert block.identified.label == label
-    assert (block.gate, block.value) == ("y", value)
+    assert (block.identified.label, block.gate, block.value) == (label, "y", value)
     assert {operator.weight for operator in block.first} == {"W1", "V1"}
     assert rewrite(model).exit_status is ExitStatus.CONVERTED
 
@@ -147,7 +143,6 @@ NORMALISED = {
     for name, factor in zip(("ns", "nt", "nm", "nv"), (1, 2, 0.5, 1), strict=True)
 }
 """Scale, shift, mean and variance of 8 channels."""
-ROWS = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
 NORMALISE = "ns, nt, nm, nv"
 
 
@@ -234,12 +229,7 @@ def test_a_single_neuron_with_and_without_a_bias(first: str, text: str, label: s
 @pytest.mark.parametrize(("first", "shown", "options"), [f[1:] for f in FIRSTS], ids=[f[0] for f in FIRSTS])
 def test_first_operator(first: str, shown: str, options: dict[str, Any]) -> None:
     block = only_block(mlp(SILU, first=first, **options))
-    assert kinds(block.first) == shown
-    assert kinds(block.second) == "MatMul 8x4"
-    assert block.gate == "y"
-
-
-PLANES = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
+    assert (kinds(block.first), kinds(block.second), block.gate) == (shown, "MatMul 8x4", "y")
 
 
 @pytest.mark.parametrize(
@@ -259,8 +249,7 @@ PLANES = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tok
 )
 def test_pair_of_operators(first: str, second: str, shown: str, options: dict[str, Any]) -> None:
     block = only_block(mlp(SILU, first=first, second=second, **options))
-    assert f"{kinds(block.first)}, {kinds(block.second)}" == shown
-    assert block.neurons == 8
+    assert (f"{kinds(block.first)}, {kinds(block.second)}", block.neurons) == (shown, 8)
 
 
 @pytest.mark.parametrize(
@@ -414,8 +403,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 @pytest.mark.parametrize(("options", "reason"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
 def test_refused(options: dict[str, Any], reason: str) -> None:
-    given = dict(options)
-    found = findings(mlp(given.pop("activation"), **given))
+    found = findings(mlp(**options))
     assert found.blocks == ()
     assert reason in [left.miss.reason for left in found.left]
 

@@ -14,6 +14,7 @@ from rewriter import certify, rewrite
 from rewriter.report.sections import summary_lines
 from tests.cases import proved
 from tests.changes import run
+from tests.spellings import ROWS
 from tests.textmodels import SECOND, SILU, findings, integers, mlp, only_block, text_model
 
 RNG = np.random.default_rng(3)
@@ -87,8 +88,7 @@ def expert_model(place: int) -> onnx.ModelProto:
 
 def converted(model: onnx.ModelProto, blocks: int = 1) -> onnx.ModelProto:
     report = proved(model)
-    assert len(report.converted) == blocks
-    assert report.validation.certified
+    assert (len(report.converted), report.validation.certified) == (blocks, True)
     return report.rewritten
 
 
@@ -134,13 +134,8 @@ def test_a_loop_over_experts() -> None:
         f"{{ go = Identity(on) a = Gather(E1, n) y = MatMul(x, a) {SILU} j = Gather(E2, n) m = MatMul(h, j) "
         "sum = Add(z, m) }"
     )
-    model = text_model(
-        f"out = Loop <body = {body}> (count, , x)",
-        constants={"E1": STACKS["E1"], "E2": STACKS["E2"], **integers(count=3)},
-        inputs="float[tokens, 4] x",
-        outputs="float[tokens, 4] out",
-    )
-    converted(model)
+    constants: dict[str, Any] = {"E1": STACKS["E1"], "E2": STACKS["E2"], **integers(count=3)}
+    converted(text_model(f"out = Loop <body = {body}> (count, , x)", constants=constants, **ROWS))
 
 
 EMBEDDED = {"table": RNG.normal(size=(9, 4))}
@@ -278,8 +273,7 @@ def test_what_is_not_converted_is_listed(text: str, reason: str, options: dict[s
         **integers(same=[1, 4, 4]),
     }
     found = findings(text_model(text, constants=constants, **options))
-    assert not found.blocks
-    assert [left.miss.reason for left in found.left] == [reason]
+    assert (found.blocks, [left.miss.reason for left in found.left]) == ((), [reason])
 
 
 @pytest.mark.parametrize("text", [

@@ -1,15 +1,12 @@
 """Linear operators spelled as Einsum, and Gemm with data added to the product; a near miss beside each."""
 
-from typing import Any
-
 import pytest
 
 from rewriter.graph.fused import einsum_map
 from tests.cases import planned, proved
 from tests.errors import accurate
+from tests.spellings import ROWS
 from tests.textmodels import SILU, findings, mlp, only_block, only_left, text_model, values
-
-FLAT: dict[str, Any] = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +73,7 @@ def test_an_einsum_of_data_is_no_linear_operator() -> None:
 
 @pytest.mark.parametrize("form", ["local", "compact"])
 def test_a_residual_fused_into_the_second_gemm(form: str) -> None:
-    model = mlp(SILU, first="y = Gemm(x, W1, b1)", second="out = Gemm(h, W2, x)", **FLAT)
+    model = mlp(SILU, first="y = Gemm(x, W1, b1)", second="out = Gemm(h, W2, x)", **ROWS)
     block = only_block(model)
     assert block.second[0].added == "x"
     proved(model, form=form)
@@ -85,7 +82,7 @@ def test_a_residual_fused_into_the_second_gemm(form: str) -> None:
 
 def test_data_added_to_the_first_product_is_a_reason() -> None:
     model = text_model(
-        f"z = MatMul(x, A1) c = MatMul(z, B1) n = Softmax(c) y = Gemm(x, W1, n) {SILU} out = Gemm(h, W2, b2)", **FLAT
+        f"z = MatMul(x, A1) c = MatMul(z, B1) n = Softmax(c) y = Gemm(x, W1, n) {SILU} out = Gemm(h, W2, b2)", **ROWS
     )
     left = only_left(model)
     assert left.miss.reason == "it adds 'n', which is not constant, to its product"

@@ -61,8 +61,7 @@ def test_rounding_to_a_type() -> None:
     rough = replace(BOTH, linear=0.1, constant=1.0 / 3.0)
     for dtype in (np.float32, np.float16):
         rounded = rough.rounded(dtype)
-        assert rounded.linear == float(dtype(0.1))
-        assert rounded.constant == float(dtype(1.0 / 3.0))
+        assert (rounded.linear, rounded.constant) == (float(dtype(0.1)), float(dtype(1.0 / 3.0)))
         difference = np.abs(rounded.evaluate(Y) - rough.evaluate(Y)) / np.maximum(1.0, np.abs(rough.evaluate(Y)))
         assert 0.0 < np.max(difference) <= rounded.coefficient_error
         assert rounded.coefficient_error <= 4.0 * float(np.finfo(dtype).eps)

@@ -103,11 +103,9 @@ def test_literal_weights_stand_in_the_graph() -> None:
     made = tensors(result, feeds(load("silu-decoder", padding=False), 0, 2, 5))
     for conversion in plan.conversions:
         heads = f"{conversion.block.name}/heads"
-        assert made[f"{heads}/W_Q"].shape == (128, 32 + 1 + 1, 1)
-        assert made[f"{heads}/W_K"].shape == (1, 32 + 1 + 1, 1)
-        assert made[f"{heads}/W_O"].shape == (128, 1, 32)
         pattern = made[f"{heads}/pattern"]
-        assert pattern.shape == (2, 128, 6, 6)
+        shapes = [made[f"{heads}/{name}"].shape for name in ("W_Q", "W_K", "W_O", "pattern")]
+        assert shapes == [(128, 32 + 1 + 1, 1), (1, 32 + 1 + 1, 1), (128, 1, 32), (2, 128, 6, 6)]
         allowed = np.eye(6, dtype=bool)
         allowed[:, 5] = True
         assert not pattern[..., ~allowed].any()

@@ -13,8 +13,7 @@ from rewriter.api.run import environment
 
 def test_versions_are_those_installed() -> None:
     found = environment()
-    assert found["onnxruntime"] == version("onnxruntime")
-    assert found["Python"] == platform.python_version()
+    assert (found["onnxruntime"], found["Python"]) == (version("onnxruntime"), platform.python_version())
     assert all(found.values())
 
 

@@ -28,8 +28,7 @@ def test_file_in_file_out(model_file: Path) -> None:
     out = model_file.with_name("out.onnx")
     before = model_file.read_bytes()
     report = rewrite(model_file, out)
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert (report.model, report.output) == (str(model_file), str(out))
+    assert (report.exit_status, report.model, report.output) == (ExitStatus.CONVERTED, str(model_file), str(out))
     assert report.rewritten == onnx.load(out)
     assert report.rewritten is report.rewritten, "the file is read once"
     assert set(contents(model_file.parent)) == {"model.onnx", "out.onnx"}
@@ -39,8 +38,7 @@ def test_file_in_file_out(model_file: Path) -> None:
 def test_dry_run_writes_nothing(model_file: Path) -> None:
     before = contents(model_file.parent)
     report = rewrite(model_file, model_file.with_name("out.onnx"), dry_run=True)
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert (len(report.converted), report.output) == (1, "")
+    assert (report.exit_status, len(report.converted), report.output) == (ExitStatus.CONVERTED, 1, "")
     for part in ("after", "validation", "rewritten"):
         with pytest.raises(UsageError, match=r"there is no .* in this result: PLANNED  1 block"):
             getattr(report, part)

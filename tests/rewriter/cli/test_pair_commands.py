@@ -135,7 +135,4 @@ def test_broken_inputs_are_one_line(ran: Ran, command: str, arguments: list[str]
     broken = onnx.load("a.onnx")
     broken.graph.node[0].op_type = "NoSuchOperator"
     onnx.save(broken, "fails.onnx")
-    captured = ran(status, [command, *arguments])
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
-    assert "Traceback" not in captured.err
+    assert message in ran(status, [command, *arguments]).refusal

@@ -9,7 +9,7 @@ import pytest
 
 from rewriter.graph.attention import with_plain
 from tests.rewriter.evaluate import single
-from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, any_of, normal
+from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, any_of, contrib, normal
 
 _RNG = np.random.default_rng(42)
 _ORT = ("onnxruntime",)
@@ -75,7 +75,7 @@ def _packed() -> Iterator[Case]:
             attributes: dict[str, Any] = {"num_heads": heads, "unidirectional": _any(0, 1)}
             attributes |= {"qkv_hidden_sizes": sizes} if sizes else {}
             attributes |= {"mask_filter_value": -50.0} if mask is not None and mask.ndim == 3 else {}
-            yield Case("Attention", operands, attributes, outputs=2 if before else 1, domain=MICROSOFT, judges=_ORT)
+            yield contrib("Attention", operands, attributes, outputs=2 if before else 1)
 
 
 def _multi_head() -> Iterator[Case]:
@@ -87,14 +87,12 @@ def _multi_head() -> Iterator[Case]:
         [*sides, None, _mask(batch, keys).astype(np.int32)], [*sides, None, None, _x(1, heads, tokens, keys)],
         [*sides, _x(24), _mask(batch, tokens, keys).astype(np.int32), _x(batch, 1, tokens, keys)],
     ]:  # fmt: skip
-        attributes = {"num_heads": heads, **_any({}, {"scale": 0.3})}
-        yield Case("MultiHeadAttention", operands, attributes, domain=MICROSOFT, judges=_ORT)
+        yield contrib("MultiHeadAttention", operands, {"num_heads": heads, **_any({}, {"scale": 0.3})})
     past = [_x(batch, heads, 2, 4), _x(batch, heads, 2, 4)]
     new = [_x(batch, tokens, 8) for _ in range(3)]
     for causal, bias in ((0, None), (1, None), (1, _x(batch, heads, tokens, tokens + 2))):
         operands = [*new, _any(None, _x(24)), None, bias, *past]
-        attributes = {"num_heads": heads, "unidirectional": causal}
-        yield Case("MultiHeadAttention", operands, attributes, outputs=3, domain=MICROSOFT, judges=_ORT)
+        yield contrib("MultiHeadAttention", operands, {"num_heads": heads, "unidirectional": causal}, outputs=3)
 
 
 def _tables(width: int) -> list[np.ndarray]:
@@ -127,7 +125,7 @@ def _grouped() -> Iterator[Case]:
         }  # fmt: skip
         if operands[-1] is None:
             attributes["smooth_softmax"] = _any(0, 1)
-        yield Case("GroupQueryAttention", operands, attributes, outputs=3, domain=MICROSOFT, judges=_ORT)
+        yield contrib("GroupQueryAttention", operands, attributes, outputs=3)
 
 
 def _step(batch: int, tokens: int, before: int, space: int, positions: Any = None, **attributes: Any) -> Case:
@@ -137,7 +135,7 @@ def _step(batch: int, tokens: int, before: int, space: int, positions: Any = Non
     operands += [np.full(batch, before + tokens - 1, np.int32), np.array(before + tokens, np.int32), *_tables(16)]
     attributes = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, **attributes}
     operands.append(positions)
-    return Case("GroupQueryAttention", operands, attributes, outputs=3, domain=MICROSOFT, judges=_ORT)
+    return contrib("GroupQueryAttention", operands, attributes, outputs=3)
 
 
 def _placed() -> Iterator[Case]:
@@ -157,9 +155,8 @@ def _rotary() -> Iterator[Case]:
         yield Case("RotaryEmbedding", [_x(2, 4, 3, 8), *rows], attributes, opset=23)
         first = np.array([5])
         for place in (positions, first):
-            yield Case("RotaryEmbedding", [_x(2, 3, 32), place, *table], counted, domain=MICROSOFT, judges=_ORT)
-            of_heads = [_x(2, 4, 3, 8), place, *table]
-            yield Case("RotaryEmbedding", of_heads, counted, domain=MICROSOFT, judges=_ORT)
+            yield contrib("RotaryEmbedding", [_x(2, 3, 32), place, *table], counted)
+            yield contrib("RotaryEmbedding", [_x(2, 4, 3, 8), place, *table], counted)
 
 
 CASES = [*_onnx(), *_packed(), *_multi_head(), *_grouped(), *_placed(), *_rotary()]

@@ -14,7 +14,7 @@ from rewriter.evaluate.arithmetic import Field, Modulus, Value, multiply
 from rewriter.files.load import load_model
 from rewriter.ort import write_optimised
 from tests.rewriter.evaluate import single
-from tests.rewriter.evaluate.judged import MICROSOFT, Case, any_of, dyadic, written
+from tests.rewriter.evaluate.judged import MICROSOFT, Case, any_of, contrib, dyadic, written
 
 _RNG = np.random.default_rng(42)
 _ORT, _ONNX = ("onnxruntime",), ("onnx",)
@@ -43,19 +43,18 @@ def _fused() -> Iterator[Case]:
     for one, two in itertools.product((0, 1), (0, 1)):
         attributes = {"transA": one, "transB": two, "alpha": 0.75}
         operands = [_x(2, 4, 3) if one else _x(2, 3, 4), _x(2, 5, 4) if two else _x(2, 4, 5)]
-        yield Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT)
+        yield contrib("FusedMatMul", operands, attributes)
         # [rows, batch, more, columns] and [rows, batch, columns] with transBatch
         operands = [_x(4, 2, 3) if one else _x(3, 2, 4), _x(5, 2, 4) if two else _x(4, 2, 5)]
         attributes = attributes | {"transBatchA": 1, "transBatchB": 1}
-        yield Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT)
+        yield contrib("FusedMatMul", operands, attributes)
         operands = [_x(2, 6, 4, 3) if one else _x(2, 6, 3, 4), _x(2, 6, 5, 4) if two else _x(2, 6, 4, 5)]
         operands = [np.ascontiguousarray(np.moveaxis(each, -2, 0)) for each in operands]
-        yield Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT)
-    yield Case("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5}, domain=MICROSOFT, judges=_ORT)
+        yield contrib("FusedMatMul", operands, attributes)
+    yield contrib("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5})
     for name, given in [("Relu", {}), ("LeakyRelu", {"activation_alpha": 0.25})]:
-        operands = [_x(4, 3), _x(4, 5), _x(5)]
         attributes = dict[str, Any](given, transA=1, activation=name)
-        yield Case("FusedGemm", operands, attributes, domain=MICROSOFT, judges=_ORT)
+        yield contrib("FusedGemm", [_x(4, 3), _x(4, 5), _x(5)], attributes)
 
 
 def _einsums() -> list[Case]:
@@ -90,11 +89,10 @@ def _convolutions() -> Iterator[Case]:
         data, weight = _x(1, 2, 7, 8), _x(3, 2, 2, 3)
         yield Case("Conv", [data, weight], {"auto_pad": mode, "strides": [2, 1]}, judges=_ORT)
     operands = [_x(1, 2, 5, 5), _x(3, 2, 2, 2), _x(3), _x(1, 3, 4, 4)]
-    yield Case("FusedConv", operands, {"activation": "Relu"}, domain=MICROSOFT, judges=_ORT)
+    yield contrib("FusedConv", operands, {"activation": "Relu"})
     for name, parameters in (("Clip", [-1.0, 1.0]), ("HardSigmoid", [0.5, 0.25])):
-        attributes = {"activation": name, "activation_params": parameters}
-        yield Case("FusedConv", operands[:3], attributes, domain=MICROSOFT, judges=_ORT)
-    yield Case("FusedConv", operands[:3], domain=MICROSOFT, judges=_ORT)
+        yield contrib("FusedConv", operands[:3], {"activation": name, "activation_params": parameters})
+    yield contrib("FusedConv", operands[:3])
 
 
 CASES = [*_matrices(), *_fused(), *_einsums(), *_convolutions()]

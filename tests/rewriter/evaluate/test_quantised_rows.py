@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from tests.rewriter.evaluate import single
-from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, dyadic, normal, written
+from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, contrib, dyadic, normal, written
 
 _RNG = np.random.default_rng(42)
 _ORT, _ONNX = ("onnxruntime",), ("onnx",)
@@ -51,7 +51,7 @@ def _linear() -> Iterator[Case]:
         yield Case("DequantizeLinear", operands, opset=10, judges=_ORT, data=[0])
     yield Case("QuantizeLinear", [_x(3, 4), _scale()], opset=13)
     yield Case("QuantizeLinear", [_x(3, 4), _scale()], {"output_dtype": onnx.TensorProto.INT8}, judges=_ONNX)
-    yield Case("QuantizeLinear", [_x(3, 4), _scale(4), _q(np.uint8, 4)], {"axis": 1}, domain=MICROSOFT, judges=_ORT)
+    yield contrib("QuantizeLinear", [_x(3, 4), _scale(4), _q(np.uint8, 4)], {"axis": 1})
     yield Case("DequantizeLinear", [_q(np.int32, 3, 4), _scale()], opset=13, judges=_ORT, data=[0])
 
 
@@ -60,7 +60,7 @@ def _dynamic() -> Iterator[Case]:
         yield Case("DynamicQuantizeLinear", [data], outputs=3, judges=BOTH if data.any() else _ORT)
     for bias in (None, _x(5)):
         operands = [normal(_RNG, 3, 4), _weight(np.int8, 4, 5), _scale(5), _q(np.int8, 5), bias]
-        yield Case("DynamicQuantizeMatMul", operands, domain=MICROSOFT, judges=_ORT)
+        yield contrib("DynamicQuantizeMatMul", operands)
 
 
 def _products() -> Iterator[Case]:
@@ -71,8 +71,7 @@ def _products() -> Iterator[Case]:
         yield Case("MatMulInteger", [x, y, _q(left), _q(right, 5)], data=[0], judges=_ORT)
         for columns in ((), (5,)):
             one, two = [_scale(), _q(left)], [_scale(*columns), _q(right, *columns)]
-            floats = [x, y, one[0], two[0], one[1], two[1], _x(5)]
-            yield Case("MatMulIntegerToFloat", floats, domain=MICROSOFT, judges=_ORT, data=[0])
+            yield contrib("MatMulIntegerToFloat", [x, y, one[0], two[0], one[1], two[1], _x(5)], data=[0])
             # A sum of 4 products of 8 bits, scaled so that it saturates at times.
             rounded = [16 * _scale(1), _q(left)]
             if (left, right) != (np.int8, np.uint8):
@@ -81,8 +80,8 @@ def _products() -> Iterator[Case]:
             turned = [_q(left, 3, 4), *one, _weight(right, 5, 4), *two, _q(np.int32, 5) // 2**20]
             given = {"transB": 1, "alpha": 0.5}
             if left == np.uint8:
-                yield Case("QGemm", [*turned, *rounded], given, domain=MICROSOFT, judges=_ORT, data=[0])
-                yield Case("QGemm", turned, given, domain=MICROSOFT, judges=_ORT, data=[0])
+                yield contrib("QGemm", [*turned, *rounded], given, data=[0])
+                yield contrib("QGemm", turned, given, data=[0])
     data, weight = _q(np.uint8, 1, 4, 5, 6), _weight(np.int8, 6, 2, 3, 2)
     attributes: dict[str, Any] = {"group": 2, "pads": [1, 0, 1, 1], "strides": [2, 1]}
     unsigned = _q(np.uint8, 6, 2, 3, 2)
@@ -97,17 +96,16 @@ def _single() -> Iterator[Case]:
     x, y = _q(np.uint8, 2, 4, 6, 6), _q(np.uint8, 4, 6, 6)
     one, two, out = ([_scale(), _q(np.uint8)] for _ in range(3))
     for name in ("QLinearAdd", "QLinearMul"):
-        yield Case(name, [x, *one, y, *two, np.float32(2) * out[0], out[1]], domain=MICROSOFT, judges=_ORT, data=[0, 3])
+        yield contrib(name, [x, *one, y, *two, np.float32(2) * out[0], out[1]], data=[0, 3])
     singles: list[tuple[str, dict[str, Any]]] = [
         ("QLinearSigmoid", {}), ("QLinearLeakyRelu", {"alpha": 0.25}), ("QLinearGlobalAveragePool", {}),
         ("QLinearSoftmax", {"axis": -1, "opset": 13}),
     ]  # fmt: skip
     for name, attributes in singles:
-        yield Case(name, [x, *one, *out], attributes, domain=MICROSOFT, judges=_ORT, data=[0])
-    yield Case("QLinearConcat", [*out, x, *one, x, *two], {"axis": 1}, domain=MICROSOFT, judges=_ORT, data=[2, 5])
+        yield contrib(name, [x, *one, *out], attributes, data=[0])
+    yield contrib("QLinearConcat", [*out, x, *one, x, *two], {"axis": 1}, data=[2, 5])
     condition = _RNG.random((2, 4, 6, 6)) < 0.5
-    operands = [condition, x, *one, x[::-1].copy(), *two, *out]
-    yield Case("QLinearWhere", operands, domain=MICROSOFT, judges=_ORT, data=[1, 4])
+    yield contrib("QLinearWhere", [condition, x, *one, x[::-1].copy(), *two, *out], data=[1, 4])
 
 
 def _packed() -> Iterator[Case]:
@@ -122,15 +120,14 @@ def _packed() -> Iterator[Case]:
             if zero is not None and zero.dtype == np.float32 and bits != 4:
                 continue
             operands = [_x(2, 3, columns), packed, _scale(rows, blocks), zero, None, bias]
-            yield Case("MatMulNBits", operands, attributes, domain=MICROSOFT, judges=_ORT)
+            yield contrib("MatMulNBits", operands, attributes)
     index = _RNG.integers(0, 6, (2, 3))
     for kind, width in ((_INT4, 32), (_UINT4, 32), (np.uint8, 16), (np.uint8, 32)):
         bits = 8 if (kind, width) == (np.uint8, 32) else 4
         for stated in (False, True):
             zero = _q(kind, 6, 1 if kind == np.uint8 and bits == 4 else 2) if stated else None
             attributes = {"bits": bits, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
-            operands = [_q(kind, 6, width), index, _scale(6, 2), zero]
-            yield Case("GatherBlockQuantized", operands, attributes, domain=MICROSOFT, judges=_ORT)
+            yield contrib("GatherBlockQuantized", [_q(kind, 6, width), index, _scale(6, 2), zero], attributes)
 
 
 def _mixtures() -> Iterator[Case]:
@@ -149,23 +146,23 @@ def _mixtures() -> Iterator[Case]:
         first, second = normal(_RNG, experts, double * inner, width) / 4, normal(_RNG, experts, width, inner) / 4
         biases = _x(experts, double * inner), _x(experts, width)
         operands: list[Any] = [data, router, first, biases[0], second, biases[1]]
-        yield Case("MoE", operands, attributes, domain=MICROSOFT, judges=_ORT, constants=range(2, 6))
+        yield contrib("MoE", operands, attributes, constants=range(2, 6))
         one = {**attributes, "k": 1, "normalize_routing_weights": 0}
-        yield Case("MoE", operands, one, domain=MICROSOFT, judges=_ORT, constants=range(2, 6))
+        yield contrib("MoE", operands, one, constants=range(2, 6))
         for bits, block in ((4, 0), (8, 0), (4, 16)):
             packed = [_q(np.uint8, *each.shape[:2], each.shape[2] * bits // 8) for each in (first, second)]
             blocks = [(each.shape[2] // block,) if block else () for each in (first, second)]
             scales = [_scale(*each.shape[:2], *more) / 4 for each, more in zip((first, second), blocks, strict=True)]
             operands = [data, router, packed[0], scales[0], biases[0], packed[1], scales[1], biases[1]]
             given = {**attributes, "expert_weight_bits": bits} | ({"block_size": block} if block else {})
-            yield Case("QMoE", operands, given, domain=MICROSOFT, judges=_ORT, constants=range(2, 8))
+            yield contrib("QMoE", operands, given, constants=range(2, 8))
             sizes = [(*each.shape[:2], *more) for each, more in zip((first, second), blocks, strict=True)]
             zeros = [_q(np.uint8, *size[:-1], -(-size[-1] * bits // 8)) for size in sizes]
             shares = np.abs(normal(_RNG, tokens, experts))
             stated = [*operands, None, None, None, *zeros, None, shares]
             given = {**given, "normalize_routing_weights": 0}
             weights = [place for place in range(2, 14) if stated[place] is not None]
-            yield Case("QMoE", stated, given, domain=MICROSOFT, judges=_ORT, constants=weights)
+            yield contrib("QMoE", stated, given, constants=weights)
 
 
 CASES = [*_linear(), *_dynamic(), *_products(), *_single(), *_packed(), *_mixtures()]

@@ -19,6 +19,10 @@ def answer(path: Path) -> np.ndarray:
     return result
 
 
+def refuse(*_: object) -> int:
+    raise AssertionError("external data was read")
+
+
 def _model(weight: onnx.TensorProto) -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4096] x) => (float[4096] y) { y = Add(x, W) }'

@@ -62,8 +62,7 @@ def test_previous_output_survives_a_kill_at_any_point(work: Callable[[Path], Non
     changes = [next(i for i, weights in enumerate(expected) if np.array_equal(got, weights)) for got in answers]
     # Old until some point, new from there on; and the new one only once the run that was not killed is near.
     assert changes == sorted(changes)
-    assert changes[0] == 0
-    assert changes[-1] == len(expected) - 1
+    assert (changes[0], changes[-1]) == (0, len(expected) - 1)
     for directory in directories[: len(results)]:
         _save(directory, place)
         assert np.array_equal(answer(directory / place / "out.onnx"), expected[-1])

@@ -129,10 +129,7 @@ def test_attacks(attack: str, snapshot: Path, ran: Ran) -> None:
     plant, message = ATTACKS[attack]
     plant(snapshot)
     out = snapshot.parents[4] / "out.onnx"
-    error = ran(4, [str(snapshot / "model.onnx"), "-o", str(out)]).err
-    assert message in error
-    assert error.count("\n") == 1
-    assert "Traceback" not in error
+    assert message in ran(4, [str(snapshot / "model.onnx"), "-o", str(out)]).refusal
     assert not out.exists()
 
 

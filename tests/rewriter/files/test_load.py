@@ -28,8 +28,7 @@ g (float[2] x, bool c) => (float[2] y) <float[2] w = {1, 2}, int64[1] i = {3}> {
 def test_path_gives_an_absolute_path(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     model = load_model("model.onnx")
-    assert model.path == source
-    assert model.base_dir == source.parent
+    assert (model.path, model.base_dir) == (source, source.parent)
     assert [ref.path for ref in model.external] == [source.parent / "w.bin"]
     assert model.proto.graph.initializer[0].data_location == TensorProto.EXTERNAL
     assert model.size == source.stat().st_size + WEIGHTS.nbytes

@@ -14,7 +14,7 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.files.save import check_output, staged_output
 from tests.cases import names
-from tests.rewriter.files.conftest import WEIGHTS, answer, make_external
+from tests.rewriter.files.conftest import WEIGHTS, answer, make_external, refuse
 
 DIGEST = hashlib.sha256(WEIGHTS.tobytes()).hexdigest()[:12]
 
@@ -158,9 +158,6 @@ def test_weights_of_the_input_are_never_the_output(source: Path, tmp_path: Path)
 def test_same_directory_keeps_references_and_reads_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source.parent.parent / "alias").symlink_to("source")
     model = load_model(source)
-
-    def refuse(*_: object) -> int:
-        raise AssertionError("external data was read")
 
     with monkeypatch.context() as patched:
         patched.setattr("rewriter.files.save.read_external", refuse)

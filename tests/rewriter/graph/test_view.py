@@ -61,8 +61,7 @@ def test_an_index() -> None:
     assert view.opsets == {"": 17, "custom": 2}
     assert view.made_by("b") is view.nodes[1]
     assert view.made_by("a") is view.nodes[0]
-    assert view.made_by("x") is None
-    assert view.made_by("w") is None
+    assert view.made_by("x") is view.made_by("w") is None
     assert view.type_of("a") == TensorType(FLOAT, (2,))
     assert view.type_of("b") == TensorType()
     assert [view.is_onnx(node) for node in view.nodes] == [True, False, True]
@@ -117,16 +116,13 @@ def test_views_of_bodies() -> None:
     assert onnx.numpy_helper.to_array(other.initializers["w"]).tolist() == [1, 2]
     assert onnx.numpy_helper.to_array(inner.initializers["k"]).tolist() == [5, 6]
     assert "k" not in main.initializers
-    assert inner.type_of("x") == TensorType(FLOAT, (2,))
-    assert other.type_of("t") == TensorType(FLOAT, (2,))
-    assert inner.inputs == ()
-    assert inner.outputs == ("q",)
+    assert inner.type_of("x") == other.type_of("t") == TensorType(FLOAT, (2,))
+    assert (inner.inputs, inner.outputs) == ((), ("q",))
     assert graph_at(model, path).name == "b"
     assert graph_at(model, path[:1]).name == "a"
     assert graph_at(model, ()) is model.graph
     assert {graph.name for graph in all_graphs(model.graph)} == {"g", "a", "b", "d", "e"}
-    assert main.consumers["x"] == (3,), "a capture counts once"
-    assert main.consumers["w"] == (3,)
+    assert main.consumers["x"] == main.consumers["w"] == (3,), "a capture counts once"
 
 
 def test_lists_of_graphs() -> None:

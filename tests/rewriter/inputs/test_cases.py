@@ -192,8 +192,7 @@ def test_dims_fix_names_everywhere() -> None:
     cases = Maker(decoder("past_sequence_length + sequence_length"), dims={"sequence_length": 5}).usual()
     for case in cases:
         past = case.feeds["past_key_values.0.key"].shape[2]
-        assert case.feeds["input_ids"].shape[1] == 5
-        assert case.feeds["attention_mask"].shape[1] == past + 5
+        assert (case.feeds["input_ids"].shape[1], case.feeds["attention_mask"].shape[1]) == (5, past + 5)
 
 
 def test_no_sequence_has_more_tokens_than_there_are_positions() -> None:

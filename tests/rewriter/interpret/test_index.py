@@ -45,8 +45,7 @@ def neurons(index: HeadIndex) -> list[tuple[str, NeuronHeads]]:
 @EACH_FILE
 def test_every_sublayer_has_its_tensors(path: Path) -> None:
     index = heads(path)
-    assert len(index) == NAMES[path.stem]
-    assert len(attentions(index)) == 2
+    assert (len(index), len(attentions(index))) == (NAMES[path.stem], 2)
     assert len(neurons(index)) == (4 if path.stem == "conformer-encoder" else 2)
     for name in index:
         array = index[name]
@@ -54,9 +53,8 @@ def test_every_sublayer_has_its_tensors(path: Path) -> None:
         assert array.dtype == index.tensors[name].dtype == np.float32
     width = 32
     for name, own in attentions(index):
-        assert index[f"{name}.W_Q"].shape == (4, width, 8)
-        assert index[f"{name}.W_O"].shape == (4, 8, width)
-        assert own.heads == 4
+        shapes = index[f"{name}.W_Q"].shape, index[f"{name}.W_O"].shape
+        assert (own.heads, *shapes) == (4, (4, width, 8), (4, 8, width))
     for name, block in neurons(index):
         assert index[f"{name}.W_O"].shape == (block.heads, 1, width)
         assert index[f"{name}.bias_K"].shape == (block.heads, block.bias_tokens, block.dimension)

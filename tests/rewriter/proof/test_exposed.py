@@ -55,8 +55,7 @@ def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
 def test_every_tensor_passes(form: str, text: str, first: str) -> None:
     """Also of a block whose own linear operators stay, since one subtracts its bias."""
     report = exposing(mlp(text, first=f"m = MatMul(x, W1) y = {first}(m, b1)"), form, "q,scores,pattern,z")
-    assert report.problems == ()
-    assert len(report.rewritten.graph.output) == 5
+    assert (report.problems, len(report.rewritten.graph.output)) == ((), 5)
 
 
 def test_a_glob_chooses_blocks() -> None:
@@ -67,8 +66,8 @@ def test_a_glob_chooses_blocks() -> None:
 
 def test_a_glob_without_a_match_is_said() -> None:
     report = exposing(mlp(SILU), "compact", "pattern:h.*")
-    assert report.notes == ("--expose: no converted block of the main graph matches",)
-    assert len(report.rewritten.graph.output) == 1
+    note = "--expose: no converted block of the main graph matches"
+    assert (report.notes, len(report.rewritten.graph.output)) == ((note,), 1)
 
 
 REFUSED = (

@@ -18,6 +18,8 @@ from tests.textmodels import Array, text_model
 
 MICROSOFT = {"com.microsoft": 1}
 FEEDS = {"x": np.zeros((2, 3, 4), np.float32)}
+VECTORS = {"c": np.arange(4.0), "d": np.array([3.0, 1, 4, 1])}
+TWO_OUTPUTS = "float[batch, tokens, 4] first, float[batch, tokens, 4] second"
 MLP = "p = MatMul(x, W1) y = Add(p, b1) {} q = MatMul(h, W2) out = Add(q, b2)"
 TANH = MLP.format('h = Gelu<approximate = "tanh">(y)')
 
@@ -81,8 +83,7 @@ def test_other_spellings_are_no_difference(b: str) -> None:
     if "W1b" in b:
         b = b.replace("W1b", "W1").replace("y =", "p =").replace("h = Gelu", "y = Add(b1, p) h = Gelu")
     found = departed(TANH, b)
-    assert found.first is None
-    assert found.missing is None
+    assert (found.first, found.missing) == (None, None)
     assert all(each.same for each in found.regions)
     assert found.lines()[0].startswith(f"{found.matched} of {found.of} tensors of B have")
 
@@ -91,8 +92,7 @@ def test_a_spelling_before_the_difference() -> None:
     """A sum in another order is not the first difference; the activation behind it is."""
     a = "s = Add(x, c) t = Add(s, d) r = Relu(t) out = Add(r, c)"
     b = "s = Add(d, x) t = Add(c, s) r = Tanh(t) out = Add(r, c)"
-    constants = {"c": np.arange(4.0), "d": np.array([3.0, 1, 4, 1])}
-    found = departed(a, b, constants=constants)
+    found = departed(a, b, constants=VECTORS)
     assert (found.node, found.operands) == ("Tanh 'r'", (("t", "t"),))
     assert found.missing == "Relu -> 'r'"
     differing, spelled = found.regions
@@ -125,19 +125,16 @@ def test_constants_and_orders_of_entries() -> None:
     assert departed(a, wrong).rearranged == ()
     transposed = a.replace("t = Transpose<perm = [0, 2, 1]>(x)", "t = Transpose<perm = [0, 1, 2]>(x)")
     assert departed(a, transposed).node == "Softmax 's'"
-    cube = {"x": np.zeros((2, 3, 4), np.float32)}
-    rolled = departed(a.replace("[0, 2, 1]>(x)", "[2, 0, 1]>(x)"), a.replace("[0, 2, 1]>(x)", "[1, 0, 2]>(x)"), cube)
+    rolled = departed(a.replace("[0, 2, 1]>(x)", "[2, 0, 1]>(x)"), a.replace("[0, 2, 1]>(x)", "[1, 0, 2]>(x)"))
     assert rolled.rearranged == ("t",)
     assert "the same entries in another order or shape: 't'" in rolled.lines()
 
 
 def test_a_region_with_two_ends() -> None:
     """One that A has, and one that it does not have."""
-    outputs = "float[batch, tokens, 4] first, float[batch, tokens, 4] second"
-    constants = {"c": np.arange(4.0), "d": np.array([3.0, 1, 4, 1])}
     a = "s = Add(x, c) first = Add(s, d) second = Neg(s)"
     b = "s = Add(x, d) first = Add(s, c) second = Neg(s)"
-    found = departed(a, b, outputs=outputs, constants=constants)
+    found = departed(a, b, outputs=TWO_OUTPUTS, constants=VECTORS)
     assert found.node == "Add 's'"
     assert [(each.same, each.ends) for each in found.regions] == [(False, ("second", "first"))]
 
@@ -168,10 +165,8 @@ def test_another_table() -> None:
 
 
 def test_outputs_that_are_swapped() -> None:
-    outputs = "float[batch, tokens, 4] first, float[batch, tokens, 4] second"
-    found = departed("first = Relu(x) second = Tanh(x)", "first = Tanh(x) second = Relu(x)", outputs=outputs)
-    assert found.node is None
-    assert found.first == "output 'first' has the values of 'second' of A"
+    found = departed("first = Relu(x) second = Tanh(x)", "first = Tanh(x) second = Relu(x)", outputs=TWO_OUTPUTS)
+    assert (found.node, found.first) == (None, "output 'first' has the values of 'second' of A")
     assert found.matched == found.of == 3
 
 

@@ -151,6 +151,11 @@ NORMED = {
 }
 
 
+def normed(kind: str, **numbers: Array) -> onnx.ModelProto:
+    ends: dict[str, Any] = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
+    return text_model(NORMED[kind], constants=NORM | numbers, **ends)
+
+
 def by_hand(epsilon: float, bias: Array) -> tuple[Array, Array]:
     scale = NORM["g"] / np.sqrt(NORM["var"] + np.float32(epsilon))
     return NORM["K"] * scale[:, None, None], (bias - NORM["mean"]) * scale + NORM["beta"]
@@ -161,8 +166,7 @@ def by_hand(epsilon: float, bias: Array) -> tuple[Array, Array]:
 )
 def test_batch_norms(kind: str, epsilon: float, bias: int) -> None:
     """Weight and bias as numpy folds them; and none with the epsilon of another."""
-    shapes: dict[str, Any] = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
-    a = Program(load_model(text_model(NORMED[kind], constants=NORM, **shapes)))
+    a = Program(load_model(normed(kind)))
     weight, shift = by_hand(epsilon, bias * NORM["b"])
     text = "'b'" if bias else "no bias"
     assert folded(a, reading(weight), {})["folded"].spelling == "'K' times the scale of BatchNormalization 'out'"
@@ -175,14 +179,7 @@ def test_a_bias_that_cancels() -> None:
     """(b - mean) scale + beta is near 0: its error is a rounding of the terms, not of the result."""
     scale = NORM["g"] / np.sqrt(NORM["var"] + np.float32(1e-5))
     beta = -(NORM["b"] - NORM["mean"]) * scale * np.float32(1 + 1e-5)
-    text = NORMED["Conv"]
-    a = Program(
-        load_model(
-            text_model(
-                text, constants=NORM | {"beta": beta}, inputs="float[batch, 4, 9] x", outputs="float[batch, 8, 7] out"
-            )
-        )
-    )
+    a = Program(load_model(normed("Conv", beta=beta)))
     shift = (NORM["b"] - NORM["mean"]) * scale + beta
     assert "folded" in folded(a, reading(shift), {})
     terms = np.abs(beta)
@@ -190,8 +187,7 @@ def test_a_bias_that_cancels() -> None:
 
 
 def test_what_onnxruntime_folds(tmp_path: Path) -> None:
-    shapes: dict[str, Any] = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
-    source = load_model(text_model(NORMED["Conv"], constants=NORM, **shapes))
+    source = load_model(normed("Conv"))
     b = Program(load_model(write_optimised(source, "extended", tmp_path)))
     assert [node.op_type for node in b.graph.node] == ["Conv"]
     found = folded(Program(source), b, {})
