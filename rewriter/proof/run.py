@@ -19,14 +19,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
@@ -36,7 +35,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, norms_apart
 from rewriter.graph.constants import elem_type_of
 from rewriter.graph.edit import Cut, bytes_of, extract, inlined, rename_output, split, with_outputs
-from rewriter.graph.fused import Writer, with_parts
+from rewriter.graph.fused import with_parts
 from rewriter.graph.types import type_of
 from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
@@ -374,24 +373,40 @@ def noisy(
     return ()
 
 
+_NOISE = """noise (float raw, float argument, float factor, float value, float phase, float steady) => (float noisy) {
+    frequency = Constant<value = TYPE {FREQUENCY}>() one = Constant<value = TYPE {1}>()
+    eps = Constant<value = TYPE {EPS}>() error = Constant<value = TYPE {ERROR}>()
+    x = Cast<to = WIDE>(raw) y = Cast<to = WIDE>(argument) g = Cast<to = WIDE>(factor) u = Cast<to = WIDE>(value)
+    p = Cast<to = WIDE>(phase) s = Cast<to = WIDE>(steady)
+    turns = Mul(x, frequency) angle = Add(turns, p) sine = Sin(angle)
+    mixed = Sub(one, s) part = Mul(sine, mixed) sign = Add(part, s)
+    size = Abs(x) product = Mul(y, g) large = Abs(product) digits = Max(large, size) rounding = Mul(digits, eps)
+    unit = Abs(u) scale = Max(unit, size) certified = Mul(scale, error)
+    most = Add(rounding, certified) moved = Mul(most, sign) sum = Add(x, moved) noisy = Cast<to = MADE>(sum) }"""
+
+
 def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units: float) -> None:
     """Rename the producer's output and give its name to the noisy tensor, so that consumers stay unchanged."""
-    own, wide = f"{prefix}{point.tensor}", _WIDE[point.elem_type]
-    eps = units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps)
-    place = rename_output(graph, point.tensor, raw := f"{own}/raw")
-    written = Writer(onnx.NodeProto(output=[own]))
-    put, number = written.put, partial(written.constant, elem_type=wide)
-    one = number(1.0)
-    factor = point.value or one
-    operands = raw, point.argument or raw, factor if point.argument else one, factor
-    x, y, g, u = (put("Cast", name, to=wide) for name in operands)
-    phase, steady = (put("Cast", f"{prefix}{name}", to=wide) for name in _DRAWS[0])
-    sine = put("Sin", put("Add", put("Mul", x, number(FREQUENCY)), phase))
-    sign = put("Add", put("Mul", sine, put("Sub", one, steady)), steady)
-    size = put("Abs", x)
-    rounding = put("Mul", put("Max", put("Abs", put("Mul", y, g)), size), number(eps))
-    certified = put("Mul", put("Max", put("Abs", u), size), number(point.error))
-    moved = put("Mul", put("Add", rounding, certified), sign)
-    put("Cast", put("Add", x, moved), to=made, output=point.tensor)
-    for node in written.nodes:
-        graph.node.insert(place := place + 1, node)
+    own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]
+    place = rename_output(graph, point.tensor, f"{own}raw")
+    numbers = {
+        "FREQUENCY": FREQUENCY,
+        "EPS": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
+        "ERROR": point.error,
+        "TYPE": "double" if wide == _DOUBLE else "float",
+        "WIDE": wide,
+        "MADE": made,
+    }
+    noise = parser.parse_graph(re.sub("|".join(numbers), lambda found: f"{numbers[found[0]]}", _NOISE))
+    names = {
+        "": "",
+        "argument": point.argument or f"{own}raw",
+        "factor": (point.argument and point.value) or f"{own}one",
+        "value": point.value or f"{own}one",
+        **{name: f"{prefix}{name}" for name in _DRAWS[0]},
+        "noisy": point.tensor,
+    }
+    for each in noise.node:
+        for field in (each.input, each.output):
+            field[:] = [names.get(name, f"{own}{name}") for name in field]
+        graph.node.insert(place := place + 1, each)
