@@ -393,7 +393,7 @@ def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units:
         "FREQUENCY": FREQUENCY,
         "EPS": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
         "ERROR": point.error,
-        "TYPE": "double" if wide == _DOUBLE else "float",
+        "TYPE": "double" if wide == TensorProto.DOUBLE else "float",
         "WIDE": wide,
         "MADE": made,
     }

@@ -43,6 +43,7 @@ from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import LAST_PLACES, Fold, folded, products
 from rewriter.proof.values.heads import (
+    LAYERS,
     Regions,
     distance,
     distance_up_to,
@@ -76,8 +77,6 @@ _LOWEST = {False: -(2.0**59), True: -(2.0**98)}
 _TYPES_TO = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision")
 """Attributes that name an element type."""
 _CHANCE = 2.0**-9.3  # of one prime: docs/proof.md derives it
-_LAYERS = ("MatMul", "Gemm", "Conv", "Add", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
-"""Linear layers, which may compute every number of inputs that may be any."""
 _ISOLATED = 2**22  # entries of all tensors up to which differences are isolated, in many evaluations
 
 
@@ -473,7 +472,7 @@ class Pair:
     def _largest(self, region: Region) -> float:
         """The largest number that a leaf is known to have: any, of inputs and linear layers of them; else at points."""
         name = leaf = region.leaves[int(linear_leaf(region) == 0)]
-        while (node := self.a.makers.get(name)) is not None and node.op_type in (*MOVES, "Cast", *_LAYERS):
+        while (node := self.a.makers.get(name)) is not None and node.op_type in (*MOVES, "Cast", *LAYERS):
             data = [each for each in node.input if each in self._last[0][0].data]
             name = data[0] if len(data) == 1 else ""
         if is_float(self.points[0].feeds.get(name)):

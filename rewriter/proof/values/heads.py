@@ -56,6 +56,8 @@ _ROOM = 1.02  # a claim is held to this many times its limit: it is itself a bou
 _EXACT = 1e-15  # what a claim of 0 allows
 _FAR = fmpq(2) ** 60
 _LEAST_MASK = -200  # what a masked score is at least below the others: exp(-200) is 1e-87
+LAYERS = ("MatMul", "Gemm", "Conv", "Add", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
+"""Linear layers, which may compute every number of inputs that may be any."""
 _LINEAR = ("Cast", "Identity", "Add")
 _AFFINE = ("Mul", "Div", "Neg", "Cast", "Identity", "Add", "Sub")
 _MEETING = {"Softmax", "QuantizeLinear", "LayerNormalization", "BatchNormalization", "Einsum"} | MOVES - SAME_NUMBERS
