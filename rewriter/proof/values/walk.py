@@ -66,12 +66,12 @@ class Kept(Fingerprints):
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region, and keep what is computed. Raises Unsupported where F_A is not what A computes."""
-        if self.makers.get(name) is not node:  # a part of a definition, of any name
-            return
-        if name in self.regions:  # leaves of this round of a loop are in the environment
+        own = self.makers.get(name) is node  # not a part of a definition, of any name
+        if own and name in self.regions:  # leaves of this round of a loop are in the environment
             around = ChainMap(environment, self.values)
             environment[name] = replaced(self.field, self.regions[name], around, environment[name])
-        if name not in self.values:
+        super().computed(node, name, environment)
+        if own and name not in self.values:
             weights, names = self.program.weights(self.program.graph), [each for each in (*node.input, name) if each]
             walked = any(isinstance(environment[each], Value) for each in names)
             for each in names:

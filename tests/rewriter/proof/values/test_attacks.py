@@ -256,7 +256,8 @@ def test_a_number_that_a_norm_does_not_reach_refutes_nothing(where: str, refuted
     ends = "float[n, 4] x", "float[n, 4] out"
     body = f"n = LayerNormalization(x, C) y = MatMul({where}, M) {{}} out = MatMul(h, M)"
     bodies = (f"{z} s = Sigmoid(z) h = Mul(z, s)" for z in ("z = Identity(y)", "z = Min(y, k10000)"))
-    found = certify(*(attack(ends, body.format(each)) for each in bodies)).certificate
+    a, b = (attack(ends, body.format(each)) for each in bodies)
+    found = certify(a, b).certificate
     assert (found.certified, any(each.refuted for each in found.refusals)) == (False, refuted)
 
 
