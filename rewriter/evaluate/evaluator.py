@@ -115,14 +115,20 @@ class Program:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
         self.graph: onnx.GraphProto = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
-        self.kernels = Kernels(self.opsets, self.proto.ir_version)
         self.parts_opset = max(self.opsets.get("", 1), _PARTS_OPSET)
-        self.kernels_of_parts = Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
             raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
         self.overridable = overridable_in(self.graph)
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        return Kernels(self.opsets, self.proto.ir_version)
+
+    @cached_property
+    def kernels_of_parts(self) -> Kernels:
+        return Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
 
     def _once(self, make: Callable[..., _Made], message: Any, *further: Any) -> _Made:
         """Cache what is derived from a graph or a node, which is kept alive: its id is the key."""

@@ -177,7 +177,6 @@ class Pair:
         self.unable = False  # whether an evaluation could not be carried out
         self._loose = True  # whether A takes masks, positions and lengths that do not follow from sizes
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()  # of the first round
-        self._products = products(self.a)
         self._differ: list[tuple[Reading, Case]] = []
         theirs = {value.name for value in b.proto.graph.output}
         missing = next((each for each in self.outputs if each not in theirs), None)
@@ -537,7 +536,7 @@ class Pair:
         options = {"cover": self.cover, "in_reals": reading.in_reals, "regions": regions, "keep": leaves}
         made = list[Kept]()
         for place, (modulus, key, feeds) in enumerate(points):
-            f = reading.field(modulus, key, () if ours else self._products)
+            f = reading.field(modulus, key, self._products if reading.snaps and not ours else ())
             f.watched, f.zeroed = not self._last[0], zeroed[place] if zeroed else set()
             options["printing"] = place == 0 and not self._last[0]
             if reading.folds and not ours:
@@ -557,6 +556,10 @@ class Pair:
                     named.setdefault(sizes, set()).add(dim.dim_param)
         alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
         return "" if alike is None else f"{alike[0]} and {alike[1]} always had the same size"
+
+    @cached_property
+    def _products(self) -> Sequence[Product]:
+        return products(self.a)
 
     @cached_property
     def folds(self) -> Mapping[str, Fold]:
