@@ -227,9 +227,10 @@ class Pair:
                 continue
             if self._refuted and (reading.snaps or not reading.in_reals):
                 continue  # claims take numbers that nodes compute for exact, and others as their bits say
-            self._signs, self._alike, self._scaled = (Signs(self.a), Signs(self.b)), None, False
             if reading != self._readings[0] and not self._round(reading, [self.points[:1]]):
                 continue
+            # One size would not show which axes vary.
+            self._signs, self._alike, self._scaled = (Signs(self.a), Signs(self.b)), None, False
             rounds, at_once = 0, _ROUNDS if self._large else 1
             self._last, self._snapped = ((), ()), set()
             while (
