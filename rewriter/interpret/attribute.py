@@ -284,7 +284,8 @@ class Written:
                 inner = rows if step.after is None else step.after.at(token).back(rows)
                 vectors = None if self.vectors is None else self.vectors(name, step, token)
                 yield name, step.parts(token, inner) if vectors is None else vectors @ inner.T
-                yield f"{name}.b_O", step.bias[None] @ inner.T
+                if vectors is None or step.bias.any():  # for many rows, without biases that are 0
+                    yield f"{name}.b_O", step.bias[None] @ inner.T
                 if step.after is not None:
                     yield f"{name}.after.ln.b", step.after.bias[None] @ rows.T
         for name, array in self.start.items():
@@ -588,7 +589,7 @@ class ScoreTerms:
             terms = self._normed(terms, side, token, heads) if self._turning[side] != side.lower() else terms
         turned = self.rotation_at(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
-        return [(name, np.tensordot(part, turned, 1)) for name, part in terms]
+        return [(name, part @ turned) for name, part in terms]
 
     def _normed(self, terms: Terms, side: str, token: int, heads: Sequence[int]) -> Terms:
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))

@@ -19,7 +19,7 @@ from rewriter.files.tokenizer import open_tokenizer, tokens_as_text
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, ScoreTerms, Written, by_head
 from rewriter.interpret.index import HeadIndex, indexed
 from rewriter.interpret.rank import head_tokens
-from rewriter.interpret.run import InputsOrText, Text, Values, cases_of, hooks_of, tensors_of, values_of
+from rewriter.interpret.run import Hook, InputsOrText, Text, Values, cases_of, hooks_of, tensors_of, values_of
 from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 
 MAX_TOKENS = 256  # of the sequence, on the page
@@ -119,19 +119,25 @@ def _recorded(
     index: HeadIndex, values: Values, effects: Mapping[str, Array], most: int
 ) -> tuple[int, dict[str, list[int]], dict[str, Array], dict[str, Array]]:
     """(tokens, chosen members, their patterns [members, heads of each, dest, src], activations [tokens, members])."""
-    hooks, activations, patterns = hooks_of(index), dict[str, Array](), dict[str, Array]()
-    for own in index.sublayers:
+    hooks = hooks_of(index)
+
+    def activation(own: Sublayer, hooks: Mapping[str, Hook], members: Sequence[int]) -> Array:
+        """[tokens, members]."""
         z = hooks[f"{own.name}.hook_z"].make(values)[0]
         if isinstance(own, NeuronHeads):  # along its row of W2
             factors = np.array([[group.factor] for group in own.groups], np.float64)
-            activations[own.name] = (z.reshape(len(z), len(factors), own.count) * factors).sum(axis=1)
-        else:  # the norm of what a head writes
-            made = z.swapaxes(0, 1).astype(np.float64) @ index[f"{own.name}.W_O"]
-            activations[own.name] = np.linalg.norm(made, axis=-1).T
-    sizes = {**activations, **effects}
+            return np.asarray((z.reshape(len(z), len(factors), len(members)) * factors).sum(axis=1))
+        # The norm of what a head writes.
+        made = z[:, members].swapaxes(0, 1).astype(np.float64) @ index[f"{own.name}.W_O"][members]
+        return np.asarray(np.linalg.norm(made, axis=-1).T)
+
+    sizes = {
+        each.name: effects[each.name] if each.name in effects else activation(each, hooks, range(each.count))
+        for each in index.sublayers
+    }
     tokens = max(len(each) for each in sizes.values())
     chosen = _chosen(index, {name: np.abs(each).max(axis=0, initial=0.0) for name, each in sizes.items()}, most, tokens)
-    hooks = hooks_of(index, chosen)
+    hooks, patterns, activations = hooks_of(index, chosen), dict[str, Array](), dict[str, Array]()
     for own in index.sublayers:
         numbers, pattern = chosen[own.name], hooks[f"{own.name}.hook_pattern"].make(values)[0]
         if isinstance(own, NeuronHeads):
@@ -139,7 +145,8 @@ def _recorded(
             patterns[own.name] = apart.transpose(2, 1, 0, 3)
         else:
             patterns[own.name] = pattern[numbers, None]
-    return tokens, chosen, patterns, {name: each[:, chosen[name]] for name, each in activations.items()}
+        activations[own.name] = activation(own, hooks, numbers)
+    return tokens, chosen, patterns, activations
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from passes.match.projections import Projection
-from rewriter.arrays import Array, largest_places
+from rewriter.arrays import Array, grouped, largest_places
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import TokenText, tokens_as_text
@@ -29,7 +29,7 @@ _MAX_PRODUCT_ENTRIES = 2**20  # of a product, which the processor's cache then h
 _MAX_KEPT_ENTRIES = 2**27  # of writers in memory: further ones are computed for each reader
 _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 _RARE, _ROUNDING = 5.0, 1e-5  # standard deviations; of scores in float32
-_MAX_SCORED_ENTRIES = 2**22  # of heads at once, for which a table of embeddings is read once
+_HEADS_AT_ONCE, _MAX_SCORED_ENTRIES = 2**10, 2**22  # for which a table of embeddings is read once
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,17 +291,17 @@ def _factors(index: HeadIndex, *, turned: bool) -> Iterator[tuple[HeadSide, _Fac
     """All pairs, each with the factors of the reader and of the writer."""
     sizes = [prod(index.tensors[f"{each.name}.W_O"].shape) for each in index.sublayers]
 
-    @lru_cache(max(1, _MAX_KEPT_ENTRIES // max(sizes, default=1)))
     def made(side: HeadSide) -> _Factors:
         array = side.make()
         width = array.shape[-1]
         flat = array.reshape(-1, width) @ _cosines(width).astype(array.dtype) if turned else array
         return _Factors(flat.reshape(array.shape))
 
+    kept = lru_cache(max(1, _MAX_KEPT_ENTRIES // max(sizes, default=1)))(made)
     # Late writers first, for a large `least` soon: few heads read them.
     for reader, writers in pairs(index):
-        ours = made.__wrapped__(reader)
-        yield from ((reader, ours, writer, made(writer)) for writer in writers[:: -1 if turned else 1])
+        ours = made(reader)
+        yield from ((reader, ours, writer, kept(writer)) for writer in writers[:: -1 if turned else 1])
 
 
 def block_scores(ours: Array, theirs: Array) -> Array:
@@ -383,17 +383,25 @@ def head_tokens(model: Source | HeadIndex, *, names: Names = "*", top: int = 10,
             return None
         return table if table.shape[1] == width else None
 
-    rows = list[TokenScores]()
-    for named, chosen in chosen_heads(index, names) if index.sublayers else []:
-        sides = list[list[TokenScores]]()
-        for side, (data, vectors, shares) in directions(index, named, chosen).items():
-            table = table_of(side, data, vectors.shape[1])
-            if table is not None:
-                found = zip(chosen, shares.tolist(), _scored(vectors, table, top), strict=True)
-                sides.append([TokenScores(named.members[n], side, share, *scores) for n, share, scores in found])
-        rows += [row for of_head in zip(*sides, strict=True) for row in of_head]
+    wanted = chosen_heads(index, names) if index.sublayers else []
+    groups = np.cumsum([len(chosen) for _, chosen in wanted]) // _HEADS_AT_ONCE
+    rows: dict[str, list[TokenScores]] = {}
+    for group in grouped(zip(groups.tolist(), wanted, strict=True)).values():
+        blocks = list[tuple[list[tuple[str, str, float]], Array, Array]]()  # (head, side, share), vectors, table
+        for named, chosen in group:
+            for side, (data, vectors, shares) in directions(index, named, chosen).items():
+                table = table_of(side, data, vectors.shape[1])
+                if table is not None:
+                    keys = [(named.members[n], side, float(share)) for n, share in zip(chosen, shares, strict=True)]
+                    blocks.append((keys, vectors, table))
+        tables = {id(table): table for *_, table in blocks}
+        joined = {key: np.concatenate([each for _, each, own in blocks if own is tables[key]]) for key in tables}
+        scored = {key: _scored(vectors, tables[key], top) for key, vectors in joined.items()}
+        for keys, _, table in blocks:
+            for head, side, share in keys:
+                rows.setdefault(head, []).append(TokenScores(head, side, share, *next(scored[id(table)])))
     missing = {what: missing[what] for what in ("writes", "reads") if what in missing}
-    return HeadTokens(tuple(rows), missing, told)
+    return HeadTokens(tuple(row for of_head in rows.values() for row in of_head), missing, told)
 
 
 def directions(index: HeadIndex, own: Sublayer, chosen: Sequence[int]) -> dict[str, tuple[str, Array, Array]]:
