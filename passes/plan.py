@@ -330,7 +330,7 @@ def read_record(model: onnx.ModelProto) -> Record:
         content = json.loads(found[0])
     except (ValueError, RecursionError) as error:
         raise PlanError("it is not JSON") from error
-    if isinstance(content, dict) and content.get("version") != VERSION:
+    if isinstance(content, dict) and (type(content.get("version")) is not int or content["version"] != VERSION):
         raise PlanError(f"its version is not {VERSION}")
     record: Record = _parsed(Record, content, "the plan")
     if len({(each.block.path, each.block.output) for each in record.blocks}) < len(record.blocks):

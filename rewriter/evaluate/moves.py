@@ -128,7 +128,7 @@ def _gather_entries(call: Call, x: Any, index: Any) -> Any:
 
 
 def _rows_taken(call: Call, table: Any, index: Array) -> tuple[Any, Array]:
-    """What the values of inputs choose along an axis of a table, and the places of that; by default both operands."""
+    """Entries that inputs choose along an axis of a table, blended, and an index into these; else both operands."""
     if not call.decided or not call.evaluator.takes_rows(call, [table, index]):
         return table, index
     axis = call.get("axis", 0)

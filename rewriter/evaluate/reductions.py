@@ -143,7 +143,7 @@ def _placed(call: Call, x: Value, *count: Any) -> Any:
     taken, order = integers(count[0])[0] if count else call.get("k", 1), call.f.order(x.entries)
     if isinstance(call.f, Field) and x.size:  # how often each entry is taken
         call.f.noted.coins[-1] = x.size / x.shape[axis] * taken / x.shape[axis], x.shape
-    # Of numbers that are often equal, those that are taken are often the same.
+    # Where numbers are often equal, the same ones are often taken.
     _, ranks = np.unique(order >> np.uint64(62) if call.rounded else order, return_inverse=True)
     node = helper.make_node(call.kind, call.node.input, [*call.node.output[:-1], "index"])  # which may be left out
     node.attribute.extend(call.node.attribute)

@@ -395,11 +395,9 @@ class _Expansion(Writer):
         if any(integer_of(self.node, f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
             raise self.lost("its queries see a window of keys")
         shapes = [self.of(given.get(name, "")).shape or () for name in _SIDES[:2]]
-        counts = [
-            each for shape in shapes for each in shape[-2:-1] if isinstance(each, int) and len(shape) < _RANK_PACKED
-        ]
+        counts = [shape[-2] for shape in shapes if 1 < len(shape) < _RANK_PACKED and isinstance(shape[-2], int)]
         if integer_of(self.node, "unidirectional", 0) and counts != sorted(counts, reverse=True):
-            raise self.lost("which of its keys, more than its queries, they see is not known")
+            raise self.lost("it has more keys than queries, where onnxruntime's mask is not causal")
         ranks = [self.rank(given[name]) for name in _SIDES if name in given]
         for name, rank in zip(_SIDES, ranks, strict=False):
             held = self.width(given[name], 3) if rank == _RANK_PACKED else 0

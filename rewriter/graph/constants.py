@@ -98,8 +98,10 @@ class Constants:
         if known is None:
             try:
                 known = self._computed(tensor, depth, wide=wide)
-            except (LostError, RuntimeError) as error:  # the latter of unknown sizes, which are not integers
-                known = error if isinstance(error, LostError) else LostError(str(error), tensor)
+            except LostError as lost:
+                known = lost
+            except RuntimeError as error:  # unknown sizes are not integers
+                known = LostError(str(error), tensor)
             if isinstance(known, LostError) or known.size <= _MAX_KEPT:
                 self._kept[tensor, wide] = known
         if isinstance(known, LostError):

@@ -218,8 +218,8 @@ def _stub(tensor: onnx.TensorProto, *, bare: bool = False) -> onnx.TensorProto:
 def _without_large_constants(node: onnx.NodeProto) -> onnx.NodeProto:
     if node.op_type != "Constant" or node.ByteSize() < 8 * _INLINE_LIMIT:
         return node
-    value = onnx.helper.make_attribute
-    given = (value("value", _stub(each.t)) if each.name == "value" else each for each in node.attribute)
+    make = onnx.helper.make_attribute
+    given = (make("value", _stub(each.t)) if each.name == "value" else each for each in node.attribute)
     return onnx.NodeProto(op_type="Constant", domain=node.domain, name=node.name, output=node.output, attribute=given)
 
 

@@ -508,9 +508,8 @@ class Maker:
             parts.append("text")
         for name, shape in shapes.items():
             if math.prod(shape) > _MOST_ENTRIES:
-                size = " x ".join(map(str, shape))
-                fault = f"input {quoted(name)} of {size} entries is too large to generate"
-                raise UsageError(f"{fault}: commands with --inputs take it")
+                what = f"input {quoted(name)} of {' x '.join(map(str, shape))} entries is too large to generate"
+                raise UsageError(f"{what}: commands with --inputs take it")
         feeds = {spec.name: self._values(spec, shapes[spec.name], kinds, setting, number) for spec in self.specs}
         return Case(", ".join(parts or ["fixed shapes"]), feeds)
 

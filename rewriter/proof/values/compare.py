@@ -461,7 +461,7 @@ class Pair:
         certified = [self._certified(region) for region in found.regions.values()]
         for region, bound in zip(found.regions.values(), (each.bound for each in certified), strict=True):
             if not bound.holds:
-                known = distance_up_to(self._largest(region), region, bound)
+                known = distance_up_to(self._largest(region), region, bound) if bound.at_least > bound.limit else bound
                 refuted = known.at_least > known.limit
                 reason = (known if refuted else bound).reason
                 self._reason, self._about = f"{reason} (the activation {region.output})", region.output
@@ -470,7 +470,7 @@ class Pair:
         return tuple(certified)
 
     def _largest(self, region: Region) -> float:
-        """The largest number that a leaf is known to have: any, of inputs and linear layers of them; else at points."""
+        """The largest number that a leaf may have: infinite if it is linear in inputs, else as large as at points."""
         name = leaf = region.leaves[int(linear_leaf(region) == 0)]
         while (node := self.a.makers.get(name)) is not None and node.op_type in (*MOVES, "Cast", *LAYERS):
             data = [each for each in node.input if each in self._last[0][0].data]

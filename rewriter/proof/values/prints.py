@@ -148,9 +148,9 @@ class Signs:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._taken = defaultdict[str, float](float)
-        self._single: set[str] = set()  # nodes that take one sign, of which all entries of a tensor depend
+        # By node, the fewest signs that it took at once; -1 for a root of others than squares.
+        self._least = defaultdict[str, float](lambda: math.inf)
         self._constant: set[str] = set()  # nodes that take a sign of a constant, which is one coin of each prime
-        self._positive: set[str] = set()  # nodes that take a root of others than squares
         self._primes: set[int] = set()
         self._varying: dict[str, list[list[int]]] = {}  # axes of what each sign is taken of, whose sizes vary
         self._data: set[str] = set()
@@ -173,11 +173,7 @@ class Signs:
         for run, taken_there in zip(runs, signs, strict=True):
             for name, noted in taken_there.items():
                 self._taken[name] += self._draws(name, noted.coins)
-                least = min(noted.coins)[0]
-                if least < 0:
-                    self._positive.add(name)
-                if least == 1:
-                    self._single.add(name)
+                self._least[name] = min(self._least[name], min(noted.coins)[0])
             self._primes.add(run.field.p)
             self._data.update(run.data)
             self._joint.update(name for node, noted in run.noted if noted.joint for name in node.output)
@@ -213,10 +209,10 @@ class Signs:
             elif several:
                 if sum(map(bool, given)) < 2:  # a sum shows each of them
                     least = least if known else min([least, *map(self._count, signs)])
-                    signs = frozenset(each for each in signs if each[0] in self._single)
+                    signs = frozenset(each for each in signs if self._least[each[0]] == 1)
                 if node.output[0] in equal:
                     signs = frozenset(each for each in signs if not isinstance(each[1], str))
-            signs |= {(name, "") for name in node.output if name in self._taken and name not in self._positive}
+            signs |= {(name, "") for name in node.output if self._least.get(name, -1) > 0}
             if signs and not known:
                 least = min(least, min(map(self._count, signs)) / 2.0 ** (len(signs) - 1))
             for name in node.output:

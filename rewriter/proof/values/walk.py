@@ -238,7 +238,7 @@ class Walk:
             self._sources[node.output[0]] = tuple_of(operator(self._call(node), *numbered))
         number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])
         if number == 0:
-            return ex.ZERO  # what is filled in, unless an operand says with what
+            return ex.ZERO  # what is filled in by default
         source = int(np.searchsorted(ends, number))
         shape = given[source].shape
         return self.at(node.input[source], np.unravel_index(number - 1 - int(ends[source] - given[source].size), shape))
