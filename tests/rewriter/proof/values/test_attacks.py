@@ -265,3 +265,15 @@ def test_a_type_that_is_not_declared() -> None:
     a, b = (attack(ONE, body) for body in ("out = Relu(x)", "y = Relu(x) out = Cast<to = 11>(y)"))
     b.graph.output[0].ClearField("type")
     assert "'out' is double[n] instead of float32[n]" in certify(a, b).certificate.refusals[0].reason
+
+
+def test_signs_are_counted_at_all_sizes_where_constants_are_read_as_what_they_are_rounded_from() -> None:
+    """Five signs decide together, which one draw for each size would not show in all rounds."""
+    signs = "r = Relu(x) r0, r1, r2, r3, r4 = Split<axis = -1, num_outputs = 5>(r) "
+    signs += "p = Mul(r0, r1) q = Mul(p, r2) s = Mul(q, r3) t = Mul(s, r4)"
+    ends: dict[str, Any] = {"inputs": "float[batch, tokens, 5] x", "outputs": "float[b, t, 1] out", "opset": 18}
+    a = text_model(f"{signs} out = Div(t, $1.4142135)", **ends)
+    b = text_model(f"{signs} out = Mul(t, $0.70710677)", **ends)
+    found = certify(a, b).certificate
+    assert found.certified
+    assert found.rounded
