@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache, wraps
+from functools import cache, cached_property, partial, wraps
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,9 @@ _MOST_TERMS, _PART = 2**13, 2**18
 """Products of halves whose sum is exact in float64; and entries of a weight that are split at once."""
 _CACHED = 2**15  # entries that are computed with at once
 _FEW = 32  # numbers that are inverted one by one
+_HALF_BITS = 15  # of the exponent of a square
 _MAX_KNOWN = 2**26  # entries of all products that are remembered
+_SHORT = 2.0**64  # numbers that float32 multiplies without overflow
 FARTHEST, UNREACHED = 2.0**59, 1e15
 """Bounds of a Clip beyond which no value is taken to be, since a coin would hide what heads read, which clip there; and
 the same where constants are read as the numbers they are rounded from."""
@@ -167,6 +169,20 @@ def known_number(value: float, size: int) -> tuple[float, str, Fraction, int, Fr
 _Of = Callable[..., Array]
 
 
+def _modulo(a: Array, p: int) -> Array:
+    whole = np.floor_divide(a, p, out=np.empty(np.shape(a), np.int64))
+    whole *= p
+    return np.subtract(a, whole, out=whole)
+
+
+def _powers(base: int, count: int, p: int) -> Array:
+    """The first powers of a number modulo p."""
+    powers = np.ones(1, np.int64)
+    while powers.size < count:
+        powers = np.append(powers, powers * pow(base, powers.size, p) % p)
+    return powers[:count]
+
+
 def _in_parts(compute: _Of) -> _Of:
     """Compute entry by entry, in parts that a cache of the processor holds, because large temporaries cost most."""
 
@@ -176,9 +192,12 @@ def _in_parts(compute: _Of) -> _Of:
         if len(shapes) != 1 or (size := math.prod(*shapes)) <= _CACHED:
             return np.asarray(compute(self, *operands))
         flat = [each.reshape(-1) if isinstance(each, np.ndarray) else each for each in operands]
-        parts = (slice(start, start + _CACHED) for start in range(0, size, _CACHED))
-        made = [compute(self, *(x[part] if isinstance(x, np.ndarray) else x for x in flat)) for part in parts]
-        return np.concatenate(made).reshape(*shapes)
+        made = None
+        for part in (slice(start, start + _CACHED) for start in range(0, size, _CACHED)):
+            piece = compute(self, *(x[part] if isinstance(x, np.ndarray) else x for x in flat))
+            made = np.empty(size, piece.dtype) if made is None else made
+            made[part] = piece
+        return np.asarray(made).reshape(*shapes)
 
     return computed
 
@@ -237,6 +256,7 @@ class Field(Exact):
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self.farthest = UNREACHED if snaps else FARTHEST
+        self._tags = cache(partial(_tags, key))
         self.noted = Noted()  # of the node that is evaluated
         # A sign is a coin in the field. Of `settled` ones, masks decide a part; those of `zeroed` are taken for 0.
         self.settled: set[int] = set()
@@ -249,9 +269,7 @@ class Field(Exact):
     # arithmetic
     def reduced(self, a: Array) -> Array:
         """Entries of any size (int64) modulo p."""
-        whole = np.floor_divide(a, self.p, out=np.empty(np.shape(a), np.int64))
-        whole *= self.p
-        return np.subtract(a, whole, out=whole)
+        return _modulo(a, self.p)
 
     # Large temporaries cost more than what is computed.
     def add(self, a: Any, b: Any) -> Array:
@@ -374,22 +392,17 @@ class Field(Exact):
         return self.reduced(a.sum(axis=axes, keepdims=keepdims))
 
     # oracles
-    def _tag(self, *parts: object) -> np.uint64:
-        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8, key=self.key).digest()
-        return _U64(int.from_bytes(digest, "little"))
-
     @_in_parts
     def hash64(self, name: object, *operands: Array) -> Array:
         """A keyed hash of 64 bits, entry by entry."""
-        first, second = self._tag("first", name), self._tag("second", name)
-        mixed: Any = self._tag(name)
+        mixed, factor, added = self._tags(name)
         with np.errstate(over="ignore"):
             for operand in operands:
                 entries = np.array(operand, _U64)
-                entries *= first | _U64(1)
-                entries += second
+                entries *= factor
+                entries += added
                 mixed = mix(entries ^ mixed)
-            return mix(mixed ^ second)
+            return mix(mixed ^ added)
 
     @_in_parts
     def function(self, name: object, *operands: Array) -> Array:
@@ -405,10 +418,11 @@ class Field(Exact):
 
     @_in_parts
     def exp(self, a: Array) -> Array:
-        flipped, value = a > self.p // 2, self.even("exp", a)
-        value = np.where(a == 0, 1, self.mul(value, value))
-        value[flipped] = self.inv(value[flipped])
-        return value
+        """A random power of a generator of the squares, which has a root; that of -a is its inverse."""
+        order, (low, high) = self.p // 2, self.modulus.squares
+        power = _modulo((self.hash64("exp", np.minimum(a, self.neg(a))) >> _U64(1)).astype(np.int64), order)
+        power = np.where(a > order, order - power, power) * (a != 0)
+        return self.mul(high[power >> _HALF_BITS], low[power & (2**_HALF_BITS - 1)])
 
     def log(self, a: Array) -> Array:
         inverse = self.inv(a)
@@ -518,10 +532,21 @@ class Modulus:
     def __init__(self, p: int | None = None) -> None:
         """By default one that `draw_prime` draws."""
         self.p = p = p or draw_prime()
-        lowest, more = pow(2, _LOWEST_EXPONENT, p), range(_LOWEST_EXPONENT + 1, _HIGHEST_EXPONENT)
-        self.powers = np.array([*itertools.accumulate(more, lambda x, _: 2 * x % p, initial=lowest)])
+        lowest, count = pow(2, _LOWEST_EXPONENT, p), _HIGHEST_EXPONENT - _LOWEST_EXPONENT
+        self.powers = lowest * _powers(2, count, p) % p
         self.known: dict[tuple[bytes, bytes], Array] = {}
         self._room = _MAX_KNOWN
+
+    @cached_property
+    def squares(self) -> tuple[Array, Array]:
+        """Powers of a generator of the squares, and those of its power 2^15: a product of two is any square."""
+        from flint import fmpz
+
+        order, half = self.p // 2, 2**_HALF_BITS
+        parts = [order // int(prime) for prime, _ in fmpz(order).factor()]
+        found = next(x for x in range(4, self.p) if all(pow(x * x, part, self.p) > 1 for part in parts))
+        root = found * found % self.p
+        return _powers(root, half, self.p), _powers(pow(root, half, self.p), half, self.p)
 
     def weighted(self, field: Field, entries: Array, weight: Array) -> Array:
         """Entries @ a weight; from memory, where both were multiplied before."""
@@ -577,11 +602,14 @@ def _weighted(operands: Sequence[tuple[Field, Array]], weight: Array) -> list[Ar
 def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | None) -> Iterator[Array]:
     """Entries of each field @ a part of a weight times 2^scale, of which the halves are the same in all fields."""
     if scale is not None:
-        scaled = part.astype(np.float64)
-        scaled *= 2.0**scale
-        high = np.rint(scaled * 2.0**-26)
-        scaled -= high * 2.0**26
-    if scale is None or (np.rint(scaled) != scaled).any():
+        low = part.astype(np.float64)
+        low *= 2.0 ** (scale - 26)
+        high = np.rint(low)
+        low -= high
+        fine = low.any(tuple(range(low.ndim - 1)))  # few columns, where weights are rounded to bfloat16
+        low = low[..., slice(None) if fine.all() else fine]
+        low *= 2.0**26
+    if scale is None or (np.rint(low) != low).any():
         for field, entries in operands:
             power = field.modulus.powers[(scale or 0) - _LOWEST_EXPONENT]
             yield field.product(entries, field.mul(field.lift(part, scalar=False).entries, power))
@@ -590,11 +618,20 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
     upper = (rows + 2**15) >> 16
     halves = np.concatenate([upper, rows - (upper << 16)], -2).astype(np.float64)
     ends = np.cumsum([entries.shape[-2] for _, entries in operands])[:-1]
-    products = [np.split((halves @ half).astype(np.int64), 2, -2) for half in (high, scaled)]
-    parts = [np.split(each, ends, -2) for pair in products for each in pair]
+    upper = (halves @ high).astype(np.int64)
+    lower = np.zeros_like(upper)
+    lower[..., fine] = halves @ low
+    parts = [np.split(each, ends, -2) for both in (upper, lower) for each in np.split(both, 2, -2)]
     for (field, _), a, b, c, d in zip(operands, *parts, strict=True):  # products below 2^53
         upper = field.reduced((field.reduced(a) << 16) + b)
         yield field.reduced((upper << 26) + (field.reduced(c) << 16) + d)
+
+
+def _tags(key: bytes, name: object) -> Any:
+    """Three words for a function that is hashed under a key, of which the second is odd."""
+    digest = hashlib.blake2b(repr(name).encode(), digest_size=24, key=key).digest()
+    first, second, third = np.frombuffer(digest, np.dtype("<u8"))
+    return first, second | _U64(1), third
 
 
 def mix(h: Array) -> Array:
@@ -659,7 +696,7 @@ class Floats:
     reads_masks, snaps, low, farthest = False, False, -np.inf, np.inf
 
     def __init__(self, *, by_kernels: bool = False) -> None:
-        """`by_kernels`: operators without a row are computed by the runtime, in float32."""
+        """`by_kernels`: in float32 are products with large weights, and what the runtime computes without a row."""
         self.by_kernels = by_kernels
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -684,6 +721,8 @@ class Floats:
         left = self.lift(a).entries
         if isinstance(b, Value) or b.ndim != 2 or b.size <= _PART:
             return np.asarray(np.matmul(left, self.lift(b).entries))
+        if self.by_kernels and b.dtype == np.float32 and np.abs(left).max(initial=0) < _SHORT:
+            return np.asarray(left.astype(np.float32) @ b, np.float64)
         columns = max(_PART // len(b), 1)  # widened at once
         parts = (b[:, start : start + columns].astype(np.float64) for start in range(0, b.shape[1], columns))
         return np.concatenate([left @ part for part in parts], -1)

@@ -49,7 +49,6 @@ from rewriter.proof.values.heads import (
     distance_up_to,
     linear_leaf,
     proposals,
-    small_runs,
 )
 from rewriter.proof.values.prints import Fingerprints, Signs, same_value
 from rewriter.proof.values.uniform import Anchors, EqualTensors
@@ -356,15 +355,13 @@ class Pair:
 
         A prime is drawn for each of the draws.
         """
-        small = list[Kept]()
-        if self._claims and reading not in self._heads:
-            small = small_runs(self.b, reading.field, self._maker, in_reals=reading.in_reals)
         cases = [case for each in draws for case in each]
         every = [point for each in draws for point in at_random(each)]
-        made, lost = self._evaluated(self.b, every, reading, beside=small)
-        if small:
-            self._read_heads(reading, small)
-            small.clear()  # what they keep is large
+        told = bool(self._claims) and reading not in self._heads and not self._maker.branches
+        made, lost = self._evaluated(self.b, every, reading, whole=told)
+        if told:
+            self._read_heads(reading, made[:1])
+            made[0].values.maps[0].clear()  # what it keeps is large
         while True:
             ours, failed = self._evaluated(self.a, every, reading)
             if all(failed):
@@ -523,27 +520,28 @@ class Pair:
         program: Program,
         points: Sequence[Point],
         reading: Reading,
-        beside: Sequence[Evaluator] = (),
         zeroed: Sequence[set[int]] = (),
+        whole: bool = False,
         **further: Any,
     ) -> tuple[list[Kept], list[str]]:
-        """One evaluation for each point, the first of a reading with fingerprints; and why some failed.
+        """One evaluation for each point, and why some failed.
 
-        They are run in step, `beside` others.
+        The first of a reading has fingerprints; with `whole`, it keeps all tensors.
         """
         ours = program is self.a
         regions = self._heads.get(reading, Regions()).regions if ours else {}
         leaves = {name for each in regions.values() for name in each.leaves}
-        options = {"cover": self.cover, "in_reals": reading.in_reals, "regions": regions, "keep": leaves}
+        options = {"cover": self.cover, "in_reals": reading.in_reals, "regions": regions}
         made = list[Kept]()
         for place, (modulus, key, feeds) in enumerate(points):
             f = reading.field(modulus, key, self._products if reading.snaps and not ours else ())
             f.watched, f.zeroed = not self._last[0], zeroed[place] if zeroed else set()
-            options["printing"] = place == 0 and not self._last[0]
+            options["printing"] = place == 0 and (whole or not self._last[0])
+            options["keep"] = None if whole and place == 0 else leaves
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
             made.append(Kept(program, f, feeds, **{**options, **further}))
-        return made, in_step([*made, *beside])[: len(made)]
+        return made, in_step(made)
 
     def _one_size(self) -> str:
         """Which sizes that vary were not varied independently; empty if all were."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -118,37 +118,30 @@ class Regions:
 # -- proposals -------------------------------------------------------------------------------------------------------
 
 
-def small_runs(
-    b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, number: int = 0, **options: Any
-) -> list[Kept]:
-    """Evaluations of B, still to be run, at the sizes at which heads are read; `options` are those of `Evaluator`."""
-    cases = maker.cases(_SMALL[: 1 + maker.branches], number)
-    options["constants"] = False  # only activations are looked up
-    return [Kept(b, field(Modulus(), secrets.token_bytes(16)), case.feeds, **options) for case in cases]
-
-
 def proposals(
     a: Program, b: Program, field: Callable[[Modulus, bytes], Field], maker: Maker, runs: Sequence[Kept] = (),
     **options: Any,
 ) -> Regions:  # fmt: skip
-    """Read the activations of A that became heads in B, whose `small_runs` may have been run.
+    """Read the activations of A that became heads in B, in some evaluations of B, or at small sizes.
 
     Sizes at which a model cannot be evaluated are left out. Flags of inputs and signs of data may decide which bodies
-    are evaluated.
+    are evaluated. `options` are those of `Evaluator`.
     """
     found, before, decided = Regions(), sys.getrecursionlimit(), False
+    options["constants"] = False  # only activations are looked up
     sys.setrecursionlimit(max(before, _DEEPEST))
     missing = {value.name for node in iter_nodes(a.graph.node) if node.op_type == "If" for _, graph in subgraphs(node)
                for value in graph.output if value.name in a.makers}  # fmt: skip
     try:
         for number in range(_CHOICES):
             if not runs or number:
-                runs = small_runs(b, field, maker, number, **options)
+                cases, f = maker.cases(_SMALL[: 1 + maker.branches], number), partial(field, Modulus())
+                runs = [Kept(b, f(secrets.token_bytes(16)), case.feeds, **options) for case in cases]
                 in_step(runs)
             for other in runs:
                 with suppress(Unsupported):
                     other.outputs()  # the error where it failed
-                    reader = _Reader(a, other, regions=found.regions, constants=False, **options)
+                    reader = _Reader(a, other, regions=found.regions, **options)
                     reader.run()
                     found.add(reader)
                     missing.difference_update(reader.values)

@@ -1,11 +1,10 @@
 """Fingerprints of the tensors of an evaluation: equal tensors have equal ones, whatever their names and shapes."""
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Container, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -61,6 +60,7 @@ class Fingerprints(Evaluator):
         self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self._factors = cache(lambda count: field.hash64("place", np.arange(count)))  # that tell places apart
         self.noted: list[tuple[onnx.NodeProto, Noted]] = []
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -85,11 +85,13 @@ class Fingerprints(Evaluator):
             self.shapes[name] = value.shape
         if self._printing and is_float(value) and (self._constants or isinstance(value, Value)):
             # A constant has the fingerprint of the entries that it is, a large one that of its bits.
-            large = not isinstance(value, Value) and value.size > _LARGE
-            entries: Any = value if large else np.ascontiguousarray(self.field.lift(value).entries)
-            digest = hashlib.sha256(self.field.key + content(entries)).digest()
-            loose = digest if large else int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
-            self.prints[name] = Print((entries.shape, digest), (entries.size, loose))
+            size = value.size
+            if isinstance(value, Value) or size <= _LARGE:
+                words: Any = self.field.hash64("fingerprint", self.field.lift(value).entries).reshape(-1)
+                exact, loose = words @ self._factors(1 << size.bit_length())[:size], words.sum(dtype=_U64)
+            else:
+                exact = loose = content(value)
+            self.prints[name] = Print((value.shape, exact), (size, loose))
 
     def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
         """Note constant tables of which one size may read only a part, and which entries all sizes so far read."""

@@ -73,10 +73,9 @@ class Kept(Fingerprints):
         super().computed(node, name, environment)
         if own and name not in self.values:
             weights, names = self.program.weights(self.program.graph), [each for each in (*node.input, name) if each]
-            walked = any(isinstance(environment[each], Value) for each in names)
-            for each in names:
-                if each in weights or not (self._keep is None or each in self._keep):
-                    continue
+            kept = [each for each in names if (self._keep is None or each in self._keep) and each not in weights]
+            walked = bool(kept) and any(isinstance(environment[each], Value) for each in names)
+            for each in kept:
                 value = environment[each]
                 if isinstance(value, Value) or getattr(value, "size", 0) <= _SMALL:
                     self.values[each] = value
