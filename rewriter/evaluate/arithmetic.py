@@ -169,12 +169,6 @@ def known_number(value: float, size: int) -> tuple[float, str, Fraction, int, Fr
 _Of = Callable[..., Array]
 
 
-def _modulo(a: Array, p: int) -> Array:
-    whole = np.floor_divide(a, p, out=np.empty(np.shape(a), np.int64))
-    whole *= p
-    return np.subtract(a, whole, out=whole)
-
-
 def _powers(base: int, count: int, p: int) -> Array:
     """The first powers of a number modulo p."""
     powers = np.ones(1, np.int64)
@@ -267,9 +261,11 @@ class Field(Exact):
         self._infinity = int(self.function("infinity", np.array(1)))
 
     # arithmetic
-    def reduced(self, a: Array) -> Array:
-        """Entries of any size (int64) modulo p."""
-        return _modulo(a, self.p)
+    def reduced(self, a: Array, p: int = 0) -> Array:
+        """Numbers of any size (int64) modulo p, by default the prime."""
+        whole = np.floor_divide(a, p or self.p, out=np.empty(np.shape(a), np.int64))
+        whole *= p or self.p
+        return np.subtract(a, whole, out=whole)
 
     # Large temporaries cost more than what is computed.
     def add(self, a: Any, b: Any) -> Array:
@@ -405,9 +401,13 @@ class Field(Exact):
             return mix(mixed ^ added)
 
     @_in_parts
+    def _drawn(self, count: int, name: object, *operands: Array) -> Array:
+        """One of some numbers, entry by entry."""
+        return self.reduced((np.asarray(self.hash64(name, *operands)) >> _U64(1)).astype(np.int64), count)
+
     def function(self, name: object, *operands: Array) -> Array:
         """A function of which nothing is known."""
-        return self.reduced((np.asarray(self.hash64(name, *operands)) >> _U64(1)).astype(np.int64))
+        return self._drawn(self.p, name, *operands)
 
     def odd(self, name: str, a: Array) -> Array:
         value = self.even(name, a)
@@ -420,7 +420,7 @@ class Field(Exact):
     def exp(self, a: Array) -> Array:
         """A random power of a generator of the squares, which has a root; that of -a is its inverse."""
         order, (low, high) = self.p // 2, self.modulus.squares
-        power = _modulo((self.hash64("exp", np.minimum(a, self.neg(a))) >> _U64(1)).astype(np.int64), order)
+        power = self._drawn(order, "exp", np.minimum(a, self.neg(a)))
         power = np.where(a > order, order - power, power) * (a != 0)
         return self.mul(high[power >> _HALF_BITS], low[power & (2**_HALF_BITS - 1)])
 

@@ -4,7 +4,7 @@ B is never cut. An activation of A, a tensor F_A(y) of one or two leaves in fron
 *replaced in A* by F_B(y), the function that B computes of the same leaves; then A' is compared with B in the field. The
 weights inside the heads, their masks, their layout and their output projection are linear algebra there.
 
-1. `proposals` reads F_A and F_B at one small size, by following an entry backwards (`rewriter.proof.values.walk`).
+1. `proposals` reads F_A and F_B at one size, by following an entry backwards (`rewriter.proof.values.walk`).
 2. `Kept` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
    note how far below its row's first score each masked score is (`Regions.unmasked`).
 3. `distance` encloses |F_B - F_A| for every real y, by ball arithmetic.
