@@ -14,7 +14,7 @@ replaced and are not.
 import math
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -44,6 +44,7 @@ from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import LAST_PLACES, Fold, folded, products
 from rewriter.proof.values.heads import (
     LAYERS,
+    SMALL,
     Regions,
     distance,
     distance_up_to,
@@ -357,11 +358,16 @@ class Pair:
         """
         cases = [case for each in draws for case in each]
         every = [point for each in draws for point in at_random(each)]
-        told = bool(self._claims) and reading not in self._heads and not self._maker.branches
-        made, lost = self._evaluated(self.b, every, reading, whole=told)
-        if told:
-            self._read_heads(reading, made[:1])
-            made[0].values.maps[0].clear()  # what it keeps is large
+        small, whole = list[Point](), range(0)
+        if self._claims and reading not in self._heads:
+            if self._maker.branches or (self._large and self._settings is not _BRIEF):
+                small = at_random(self._maker.cases(SMALL[: 1 + self._maker.branches]))
+            whole = range(len(every), len(every) + len(small)) if small else range(1)
+        made, lost = self._evaluated(self.b, every + small, reading, whole=whole)
+        if whole:
+            self._read_heads(reading, [made[place] for place in whole])
+            made = made[: len(every)]  # what the others keep is large
+            made[0].values.maps[0].clear()
         while True:
             ours, failed = self._evaluated(self.a, every, reading)
             if all(failed):
@@ -521,12 +527,12 @@ class Pair:
         points: Sequence[Point],
         reading: Reading,
         zeroed: Sequence[set[int]] = (),
-        whole: bool = False,
+        whole: Container[int] = (),
         **further: Any,
     ) -> tuple[list[Kept], list[str]]:
         """One evaluation for each point, and why some failed.
 
-        The first of a reading has fingerprints; with `whole`, it keeps all tensors.
+        The first of a reading has fingerprints, and so have those of `whole`, which keep all tensors.
         """
         ours = program is self.a
         regions = self._heads.get(reading, Regions()).regions if ours else {}
@@ -536,8 +542,8 @@ class Pair:
         for place, (modulus, key, feeds) in enumerate(points):
             f = reading.field(modulus, key, self._products if reading.snaps and not ours else ())
             f.watched, f.zeroed = not self._last[0], zeroed[place] if zeroed else set()
-            options["printing"] = place == 0 and (whole or not self._last[0])
-            options["keep"] = None if whole and place == 0 else leaves
+            options["keep"] = None if place in whole else leaves
+            options["printing"] = place in whole or not (place or self._last[0])
             if reading.folds and not ours:
                 options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
             made.append(Kept(program, f, feeds, **{**options, **further}))

@@ -47,7 +47,7 @@ MOST_LEAVES, _MOST_ENDS = 2, 8
 _DEEPEST = 100_000
 _MOST_PLACES, _MOST_READ = 400, 3
 """Places of a tensor of B that are tried for one row of weights, and entries of A that the heads are read at."""
-_SMALL = ((1, 3, 2), (1, 3, 0))
+SMALL = ((1, 3, 2), (1, 3, 0))
 """The size at which heads are read; and without a past, for models with a branch for that."""
 _CHOICES = 12  # how often a model with branches is evaluated there until all of them were, twice where no sign decides
 _DOMAINS = (None, 512.0, 508.0)
@@ -135,7 +135,7 @@ def proposals(
     try:
         for number in range(_CHOICES):
             if not runs or number:
-                cases, f = maker.cases(_SMALL[: 1 + maker.branches], number), partial(field, Modulus())
+                cases, f = maker.cases(SMALL[: 1 + maker.branches], number), partial(field, Modulus())
                 runs = [Kept(b, f(secrets.token_bytes(16)), case.feeds, **options) for case in cases]
                 in_step(runs)
             for other in runs:
