@@ -166,6 +166,9 @@ def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, rec
             else:
                 left.append(Left.of(block, decision))
         left += rejected
+    called = [*(each.block.name for each in conversions), *(each.name for each in left)]
+    unknown = [glob for glob in (*options.only, *options.skip) if not any(fnmatchcase(name, glob) for name in called)]
+    notes += [f"no block is called '{glob}'; `rewrite inspect` lists all" for glob in unknown]
     if conversions and plain and not chosen.inline:
         notes.append(f"{plain}: the heads are written out")
     notes += _kept_operators(conversions)
@@ -178,10 +181,9 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
     """(heads, d_head) of the first attention that states them, from the query before its softmax."""
     for view in views:
         made = recognised.nodes(view)
-        for index, node in enumerate(view.nodes):
-            if node.op_type != "Softmax" or index in made:
-                continue
-            for maker in filter(None, map(view.made_by, view.back(node.input[0], SCORING))):
+        softmaxes = (node for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index not in made)
+        for node in softmaxes:
+            for maker in filter(None, map(view.made_by, view.back(node.input[0], SCORING | {"Concat"}))):  # with a sink
                 shape = view.type_of(maker.input[0]).shape or () if maker.op_type in ("MatMul", "FusedMatMul") else ()
                 if len(shape) == 4 and isinstance(shape[3], int):
                     joined = sum(recognised.stream or ()) * maker.output[0].endswith("/scores")  # q beside p P
@@ -190,8 +192,7 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
 
 
 def _kept_operators(conversions: list[Conversion]) -> list[str]:
-    kept = [each for each in conversions if each.by_reference]
-    reasons = grouped(((each.form, each.by_reference), each.block.name) for each in kept)
+    reasons = grouped(((each.form, each.by_reference), each.block.name) for each in conversions if each.by_reference)
     return [
         f"form {form} keeps the linear operators of {len(names)} block{'s' * (len(names) > 1)} as "
         f"projections by reference, since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"

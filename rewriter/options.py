@@ -110,8 +110,9 @@ def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
     """The message about an unknown option."""
-    near = get_close_matches(name, list(known), 1)
-    return f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")
+    options = list(known)
+    near = get_close_matches(name, options, 1)
+    return f"unknown option '{name}'; " + (f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(options)}")
 
 
 def values_of(instance: Any) -> dict[str, Any]:

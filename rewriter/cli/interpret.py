@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 _WIDTH, _NAME_WIDTH = 80, 30
 
+_command = functools.partial(command, MODEL)
 _model = click.argument("model", type=click.Path(path_type=Path), callback=one_model)
 _top = click.option(
     "--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table."
@@ -102,8 +103,7 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
         click.echo(line.rstrip(), err=report == STANDARD)
 
 
-@command(
-    MODEL,
+@_command(
     ok="heads were found",
     failed="with --html: the model cannot be run or evaluated on these inputs",
     usage="the output cannot be written",
@@ -181,8 +181,7 @@ def _head_rows(found: "HeadIndex", facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"not understood: {one_line(miss.reason, 160)}{where}"
 
 
-@command(
-    MODEL,
+@_command(
     ok="the model was run",
     failed="onnxruntime does not run the model on these inputs",
     usage="the inputs do not fit the model",
@@ -214,8 +213,7 @@ def run(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ...]) -> 
     _echo([f"{len(arrays)} arrays written to {cache}"])
 
 
-@command(
-    MODEL,
+@_command(
     ok="the logit, neuron or score was attributed",
     failed="the model cannot be evaluated",
     usage="this output, neuron or head cannot be attributed",
@@ -299,9 +297,7 @@ def _amount(value: float) -> str:
     return f"{value:+12.6f}" if abs(value) < 1e6 else f"{value:+12.6g}"
 
 
-@command(
-    MODEL, ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed"
-)
+@_command(ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed")
 @_model
 @_inputs("The inputs: one case.")
 @_logit("Entry", required=True)
@@ -333,8 +329,7 @@ def graph(model: Path, *, inputs: Inputs, logit: Logit, out: Path | None) -> Non
     _echo(lines)
 
 
-@command(
-    MODEL,
+@_command(
     ok="heads were ranked",
     failed="with --against: onnxruntime does not run the models on these inputs",
     usage="with --against: the models have different heads",

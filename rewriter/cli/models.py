@@ -255,13 +255,12 @@ def _show_diagnosis(console: "Console", found: "Diagnosis") -> None:
 _model = click.Path(path_type=Path)
 _pair = with_options((click.argument("original", type=_model), click.argument("rewritten", type=_model)))
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Print everything: all nodes and weights.")
+_comparing = partial(command, MODELS, usage="the given inputs left nothing to compare")
 
 
-@command(
-    MODELS,
+@_comparing(
     ok="CERTIFIED or AGREES: REWRITTEN computes what ORIGINAL does, or agrees where it was run",
     failed="DIFFERENT or NOT PROVED: it does not, or neither proof nor run decides it",
-    usage="the given inputs left nothing to compare",
 )
 @_pair
 @declared_options(Settings, only=("providers", "inputs", "dims"))
@@ -277,11 +276,9 @@ def validate(original: Path, rewritten: Path, *, report: Path | None, verbose: b
     return _compared(partial(rewriter.validate, original, rewritten, **options), report, verbose=verbose)
 
 
-@command(
-    MODELS,
+@_comparing(
     ok="CERTIFIED or AGREES: B computes what A does, or agrees where both were run",
     failed="DIFFERENT or NOT PROVED: they differ, or neither proof nor run decides it",
-    usage="the given inputs left nothing to compare",
 )
 @click.argument("a", type=_model)
 @click.argument("b", type=_model)

@@ -50,8 +50,8 @@ def one_model(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     found = sorted(path.glob("*.onnx"))
     chosen = [each for each in found if each.name == "model.onnx"] or found
     if len(chosen) != 1:
-        listed = ": name one of " + ", ".join(quoted(each.name) for each in found) if found else ""
-        raise UsageError(f"{quoted(path)} holds {counted(len(found), 'ONNX file')}{listed}")
+        choice = f"one of {', '.join(quoted(each.name) for each in found)}" if found else "the file of a model"
+        raise UsageError(f"{quoted(path)} holds {counted(len(found), 'ONNX file')}: name {choice}")
     return chosen[0]
 
 

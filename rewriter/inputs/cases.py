@@ -635,9 +635,8 @@ def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
         cases.setdefault(case, {})[name] = fitted
     if not cases:
         raise UsageError(f"{told}: there are no arrays")
-    needed = [name for name in known if name not in defaults]
     for case, feeds in cases.items():
-        missing = [quoted(name) for name in needed if name not in feeds]
+        missing = [quoted(name) for name in known if name not in {*defaults, *feeds}]
         if missing:
             where = "" if case == _ONLY else f" of case {quoted(case)}"
             raise UsageError(f"{told}: input{'s' * (len(missing) > 1)} {', '.join(missing)}{where} missing")
@@ -654,7 +653,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     except FileNotFoundError:
         raise UsageError(f"{path.name}: no such file") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError, NotImplementedError) as error:
-        raise UsageError(f"{path.name}: not a readable npz file ({one_line(error, 120)})") from error
+        raise UsageError(f"{path.name}: not a readable npz file of numbers; write one with numpy.savez") from error
 
 
 def _split(key: str, known: Mapping[str, object]) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, 
 from rewriter.interpret.rank import read
 from rewriter.interpret.run import InputsOrText, cases_of, values_of
 from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
-from rewriter.text import quoted
+from rewriter.text import counted, quoted
 
 HOW = ("zero", "mean")
 MARK = "attnonly.intervention"  # metadata key of added nodes; the value is the tensor that they change
@@ -236,7 +236,7 @@ def _error(made: Sequence[Array], wanted: Sequence[Array]) -> float:
 def _described(index: HeadIndex, own: Sublayer) -> str:
     *_, width, channels = index.tensors[f"{own.name}.W_O"].shape
     kind = f"heads of width {width}" if isinstance(own, Attention) else f"{'gated ' * own.gated}neurons"
-    return f"{own.count} {kind} on {channels} channels"
+    return f"{own.count} {kind} on {channels} channels, {counted(own.heads, 'head')} in all"
 
 
 def _members(index: HeadIndex, own: Sublayer, values: Mapping[str, Array]) -> tuple[Array, Array]:

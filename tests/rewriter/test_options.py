@@ -102,7 +102,7 @@ def test_rare_options_by_name(text: str, name: str, value: Any) -> None:
     ("text", "message"),
     [
         ("sead=8", "unknown option 'sead'; did you mean 'seed'?"),
-        ("=3", "unknown option ''"),
+        ("=3", "unknown option ''; known are: inline, "),
         ("form=local", "'form' has its own flag: --form"),
         ("proof=bold", "unknown proof 'bold'; known are: auto, whole, blocks"),
         ("proof", "proof has no value; write --option proof=VALUE"),

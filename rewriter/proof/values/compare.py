@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
@@ -33,24 +33,16 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
 from rewriter.graph.types import FLOATS, TensorType, elem_name, type_of
-from rewriter.graph.view import GraphView, Place, all_views, constant_of
-from rewriter.graph.walk import iter_nodes, iter_tensors
+from rewriter.graph.view import SIZES, GraphView, Place, all_views, constant_of
+from rewriter.graph.walk import iter_nodes, iter_tensors, reached
 from rewriter.inputs.cases import Case, Maker, Setting
 from rewriter.proof.accepted import SizeSearch
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claim, Claimed, Refusal
 from rewriter.proof.rule import magnitude, misplaced, norm, relative_error
-from rewriter.proof.values.departure import Departure, departure, isolated
+from rewriter.proof.values.departure import Departure, departure, inputs_of, isolated
 from rewriter.proof.values.folds import LAST_PLACES, Fold, folded, products
-from rewriter.proof.values.heads import (
-    LAYERS,
-    SMALL,
-    Regions,
-    distance,
-    distance_up_to,
-    linear_leaf,
-    proposals,
-)
+from rewriter.proof.values.heads import LAYERS, SMALL, Regions, distance, distance_up_to, linear_leaf, proposals
 from rewriter.proof.values.prints import Fingerprints, Signs, same_value
 from rewriter.proof.values.uniform import Anchors, EqualTensors
 from rewriter.proof.values.walk import Kept, Region, wide
@@ -76,6 +68,7 @@ _LOWEST = {False: -(2.0**59), True: -(2.0**98)}
 """Beyond it are masks, by whether the model is in float64; offsets of steep heads are less, 2^97 in float64."""
 _TYPES_TO = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "softmax_precision")
 """Attributes that name an element type."""
+_BYTES = -4  # accuracy_level 4, which rounds to 8 bits, beside element types
 _CHANCE = 2.0**-9.3  # of one prime: docs/proof.md derives it
 _ISOLATED = 2**22  # entries of all tensors up to which differences are isolated, in many evaluations
 
@@ -173,7 +166,7 @@ class Pair:
         self._signs: tuple[Signs, Signs]  # of a reading
         self._alike: EqualTensors | None
         self._scaled = False  # whether a sign was taken of another multiple, which is a coin of the prime
-        self._blocks, self._about = blocks, ""  # an activation of A that the reason is about
+        self._replaced, self._about = blocks, ""  # an activation of A that the reason is about
         self.unable = False  # whether an evaluation could not be carried out
         self._loose = True  # whether A takes masks, positions and lengths that do not follow from sizes
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()  # of the first round
@@ -252,11 +245,9 @@ class Pair:
                 named = self._reason
         # Another reading's difference would mislead. Where a model departs may say what the reason is about.
         departing = self._departure() if not self._unproved else None
-        why = Refusal(
-            original=self._refuted or self._about,
-            reason=named or self._unproved or self._reason,
-            refuted=bool(self._refuted),
-        )
+        path, original = self._found(self._refuted or self._about)[1]
+        reason = named or self._unproved or self._reason
+        why = Refusal(original=original, reason=reason, refuted=bool(self._refuted), path=path)
         return Certificate(certified=False, refusals=(why,), departure=departing)
 
     def _few_signs(self) -> bool:
@@ -317,8 +308,8 @@ class Pair:
         def same(name: str) -> bool:
             return name not in a.prints or name not in b.prints or a.prints[name].exact == b.prints[name].exact
 
-        wrong = (each for each in self._blocks if all(map(same, each.reads)) and not all(map(same, each.makes)))
-        self._about = next((each.output for each in wrong), self._about)
+        wrong = (name for (name,), reads, makes in self._blocks if all(map(same, reads)) and not all(map(same, makes)))
+        self._about = next(wrong, self._about)
         if not self._isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
             return departure(a, b)
         return isolated(lambda values: evaluate(self.a, values), evaluate(self.b, {}, keep=None))
@@ -486,16 +477,24 @@ class Pair:
         return max((magnitude(each.entries) for each in found), default=0.0)
 
     @cached_property
-    def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
-        """The graphs of A, as they are evaluated and with their own names."""
-        return [*zip(all_views(self.a.proto), all_views(self.a.named), strict=True)]
+    def _places(self) -> Mapping[str, tuple[GraphView, Place]]:
+        """By tensor that a node of A computes: its graph, as it is evaluated, and its place by its own name."""
+        return {
+            name: (view, (own.path, known))
+            for view, own in zip(all_views(self.a.proto), all_views(self.a.named), strict=True)
+            for node, same in zip(view.nodes, own.nodes, strict=True)
+            for name, known in zip(node.output, same.output, strict=True)
+        }
 
     def _found(self, name: str) -> tuple[GraphView, Place]:
-        """The graph of A that computes a tensor, and its place by its own name."""
-        for view, own in self._views:
-            if node := view.made_by(name):
-                return view, (own.path, own.nodes[view.producer[name]].output[[*node.output].index(name)])
-        return self._views[0][0], ((), name)
+        return self._places.get(name) or (all_views(self.a.proto)[0], ((), name))
+
+    @cached_property
+    def _blocks(self) -> list[list[list[str]]]:
+        """The activation of each replaced block, what it reads and what it makes, by the names of what is evaluated."""
+        names = {place: name for name, (_, place) in self._places.items()}
+        every = ((each.path, ((each.output,), each.reads, each.makes)) for each in self._replaced)
+        return [[[names.get((path, name), name) for name in part] for part in parts] for path, parts in every]
 
     def _certified(self, region: Region) -> CertifiedRegion:
         """A region with its bound, which may not hold."""
@@ -573,7 +572,7 @@ class Pair:
         in_step([run])
         computed = {n: x for n, x in run.values.maps[0].items() if isinstance(x, np.ndarray)}
         found = folded(self.a, self.b, computed)  # a rewriting copies weights, with all of their bits
-        return {n: fold for n, fold in found.items() if not (self._blocks and fold.spelling.endswith(LAST_PLACES))}
+        return {n: fold for n, fold in found.items() if not (self._replaced and fold.spelling.endswith(LAST_PLACES))}
 
     def _differing(self, a: Fingerprints, b: Fingerprints) -> list[str]:
         """The outputs of A whose values B does not have."""
@@ -627,13 +626,22 @@ class Pair:
                 return f"'{loose}' masks by a number that scores may exceed, unlike the other model"
         return ""
 
-    def _block_behind(self, name: str) -> str:
-        """The activation of the first replaced block that is computed from a tensor of B."""
-        behind = {name}
-        for node in self.b.graph.node:
-            if not behind.isdisjoint(node.input):
-                behind.update(node.output)
-        return next((block.output for block in self._blocks if not behind.isdisjoint(block.makes)), "")
+    def _block_with(self, tensors: set[str]) -> str:
+        """The activation of the first replaced block whose heads compute or read one of these tensors of B."""
+
+        def before(name: str, ends: Sequence[str]) -> list[str]:
+            node = self.b.makers.get(name)
+            read = [] if node is None or node.op_type in SIZES else inputs_of(node)
+            return [each for each in read if each not in ends]
+
+        inside = ((name, reached(makes, partial(before, ends=reads))) for (name,), reads, makes in self._blocks)
+        return next((name for name, every in inside if not tensors.isdisjoint(every)), "")
+
+    def coarser(self, reason: str, kind: int | None) -> Refusal:
+        """A refusal by `_coarser`, about the first replaced block in which B has that kind."""
+        tensors = {name for name, each in _kinds(self.b.proto) if each == kind}
+        path, original = self._found(self._block_with(tensors))[1]
+        return Refusal(original=original, reason=reason, path=path)
 
     def _never_compared(self, reading: Reading, ours: Sequence[Kept], theirs: Sequence[Kept]) -> str:
         """Why equal values prove nothing: integers of inputs may choose what no inputs chose; empty if they do not.
@@ -644,7 +652,7 @@ class Pair:
         # Sizes only matter in what a rewriting made of A: other tools' files are the same at the sizes tried.
         alone = ((_unsettled(ours, theirs), "second"), (_unsettled(theirs, ours, sizes=bool(self._claims)), "first"))
         for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
-            self._about = self._block_behind(one_way)
+            self._about = self._block_with({one_way})
             return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
         points = [(run.field.modulus, run.field.key, run.feeds) for run in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
@@ -695,13 +703,14 @@ def prove(original: LoadedModel, rewritten: LoadedModel, **options: Any) -> Cert
 
     `options` are those of `Pair`.
     """
-    start = time.perf_counter()
+    start, pair = time.perf_counter(), None
     try:
-        values = Pair(original, rewritten, **options).certificate()
+        pair = Pair(original, rewritten, **options)
+        values = pair.certificate()
     except (Unsupported, UsageError) as error:  # the run will say, too, that no inputs can be generated
         values = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
-    refusals = *_interface(original, rewritten), *_coarser(original, rewritten)
-    refusals = *refusals, *_unmet(original, rewritten, options.get("blocks", ()))
+    coarse = [pair.coarser(*each) if pair else Refusal(reason=each[0]) for each in _coarser(original, rewritten)]
+    refusals = *_interface(original, rewritten), *coarse, *_unmet(original, rewritten, options.get("blocks", ()))
     refusals = (*values.refusals, *refusals) if values.refuted else (*refusals, *values.refusals)
     return replace(values, certified=not refusals, refusals=refusals, seconds=time.perf_counter() - start)
 
@@ -729,33 +738,28 @@ def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusa
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
 
 
-def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:
-    """Whether the rewritten model computes in a type that is less exact than all of the original's."""
+def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[tuple[str, int | None]]:
+    """In what the rewritten model is less exact than the original, with the kind of tensor that is."""
     if rewritten.proto.ir_version < LOOSE_INITIALIZERS <= original.proto.ir_version:
         text = f"IR version is {rewritten.proto.ir_version} instead of {original.proto.ir_version}"
-        yield Refusal("", "", "", f"{text}, without defaults of inputs")
-    models = (each.proto for each in (original, rewritten))
-    before, after = (any(each.name == "accuracy_level" and each.i == 4 for each in _stated(proto)) for proto in models)
-    if after and not before:
-        yield Refusal("", "", "", "accuracy_level 4 rounds what packed weights multiply to 8 bits")
-    ours, theirs = (_types(each.proto) for each in (original, rewritten))
-    if ours and theirs and min(theirs) < min(ours):
-        kind = elem_name(FLOATS[min(theirs)])
-        yield Refusal("", "", "", f"computes in {kind}, which is narrower than the original's types")
+        yield f"{text}, without defaults of inputs", None
+    before, after = ({kind for _, kind in _kinds(each.proto)} for each in (original, rewritten))
+    if _BYTES in after - before:
+        yield "accuracy_level 4 rounds what packed weights multiply to 8 bits", _BYTES
+    ours, theirs = ([kind for kind in FLOATS if kind in known] for known in (before, after))
+    if ours and theirs and FLOATS.index(theirs[0]) < FLOATS.index(ours[0]):
+        yield f"computes in {elem_name(theirs[0])}, which is narrower than the original's types", theirs[0]
 
 
-def _stated(proto: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
-    """The attributes of all nodes, those of local functions included."""
-    nodes = (node for each in (proto.graph, *proto.functions) for node in iter_nodes(each.node))
-    return (attribute for node in nodes for attribute in node.attribute)
-
-
-def _types(proto: onnx.ModelProto) -> set[int]:
-    """The places in `FLOATS` of the types of a model's inputs, constants and attributes."""
-    found = {each.i for each in _stated(proto) if each.name in _TYPES_TO}
-    found |= {each.data_type for each in iter_tensors(proto)}
-    found |= {value.type.tensor_type.elem_type for value in proto.graph.input}
-    return {place for place, elem_type in enumerate(FLOATS) if elem_type in found}
+def _kinds(proto: onnx.ModelProto) -> Iterator[tuple[str, int]]:
+    """The element types of inputs and constants, and what attributes of nodes say of them, by tensor."""
+    yield from ((value.name, value.type.tensor_type.elem_type) for value in proto.graph.input)
+    yield from ((tensor.name, tensor.data_type) for tensor in iter_tensors(proto))
+    for node in (node for each in (proto.graph, *proto.functions) for node in iter_nodes(each.node)):
+        for each in node.attribute:
+            level = -each.i if each.name == "accuracy_level" else each.t.data_type
+            kind = each.i if each.name in _TYPES_TO else level
+            yield from ((name, kind) for name in node.output)
 
 
 def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:

@@ -158,7 +158,7 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
         found,
         node=one_line(label(node)),
         output=theirs.lost(node)[0],
-        reads=tuple(name for name in dict.fromkeys(_inputs(node)) if name in theirs.data or name not in b.fixed),
+        reads=tuple(name for name in dict.fromkeys(inputs_of(node)) if name in theirs.data or name not in b.fixed),
         operands=tuple((name, theirs.pairs[name][0]) for name in operands),
         rearranged=tuple(name for name in operands if not theirs.pairs[name][1]),
         candidates=tuple(_named(each) for each in _readers_of(ours, theirs.keys(operands))[:_SHOWN]),
@@ -205,10 +205,12 @@ class _Graph:
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
-        return grouped((name, place) for place, node in enumerate(self.nodes) for name in dict.fromkeys(_inputs(node)))
+        return grouped(
+            (name, place) for place, node in enumerate(self.nodes) for name in dict.fromkeys(inputs_of(node))
+        )
 
     def operands(self, node: onnx.NodeProto) -> list[str]:
-        return [name for name in dict.fromkeys(_inputs(node)) if name in self.data]
+        return [name for name in dict.fromkeys(inputs_of(node)) if name in self.data]
 
     def made(self, node: onnx.NodeProto) -> list[str]:
         return [name for name in node.output if name in self.data]
@@ -260,7 +262,7 @@ class _Graph:
         return {self.loose[name] for name in names}
 
 
-def _inputs(node: onnx.NodeProto) -> list[str]:
+def inputs_of(node: onnx.NodeProto) -> list[str]:
     """What a node reads, with what its bodies read and return."""
     return [*reads(node), *(value.name for _, body in subgraphs(node) for value in body.output)]
 

@@ -61,6 +61,10 @@ def test_only_and_skip(options: dict[str, Any], converted: list[str], reason: st
     assert [row.name for row in report.converted] == converted
     assert {row.reason for row in report.left} == ({reason} if reason else set())
     assert len(report.blocks) == 2
+    unknown = [each for globs in options.values() for each in globs if each in ("nothing", "MLP")]
+    assert [note for note in report.notes if note.startswith("no block is called")] == [
+        f"no block is called '{each}'; `rewrite inspect` lists all" for each in unknown
+    ]
     assert report.exit_status is (ExitStatus.CONVERTED if converted else ExitStatus.NOTHING_TO_CONVERT)
 
 

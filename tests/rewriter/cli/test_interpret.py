@@ -176,6 +176,8 @@ def test_a_folder_with_its_tokenizer(tokenizer: Path, folder: Path, ran: Ran) ->
         (folder / "heads.html").unlink()
     (folder / "model.onnx").rename(folder / "another.onnx")
     assert "holds 2 ONNX files: name one of 'another.onnx', 'other.onnx'" in ran(2, ["heads", str(folder)]).err
+    (folder / "empty").mkdir()
+    assert "holds 0 ONNX files: name the file of a model" in ran(2, ["heads", str(folder / "empty")]).err
 
 
 def test_run_writes_what_python_gives(folder: Path, ran: Ran) -> None:

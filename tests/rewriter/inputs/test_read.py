@@ -70,7 +70,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         load_cases(tmp_path / "none.npz", MODEL)
     text = tmp_path / "text.npz"
     text.write_text("no archive")
-    with pytest.raises(UsageError, match=r"text\.npz: not a readable npz file"):
+    with pytest.raises(UsageError, match=r"text\.npz: not a readable npz file of numbers; write one with numpy\."):
         load_cases(text, MODEL)
     single = tmp_path / "single.npy"
     np.save(single, X)

@@ -74,5 +74,7 @@ def test_one_of_the_models_may_have_batch_and_tokens_as_one_axis() -> None:
 
 
 def test_other_heads_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"mlp_heads is .*, 128 heads in all in one and .*, 1,152 heads in all in the"):
+        changed_heads(MODEL, FOLDER / "gelu-encoder.onnx", given("silu-decoder"))
     with pytest.raises(UsageError, match=r"same heads: blocks.0.mlp_heads is 128 neurons on .* in one and .* gated"):
         changed_heads(MODEL, FOLDER / "gated-decoder.onnx", given("silu-decoder"))

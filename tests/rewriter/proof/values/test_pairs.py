@@ -18,7 +18,7 @@ from rewriter.graph.view import Place
 from rewriter.proof.certificate import bounds
 from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.values.compare import prove
-from tests.textmodels import SILU, integers, mlp, tensor, text_model
+from tests.textmodels import FIRST, SILU, integers, mlp, tensor, text_model
 
 HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
 GATED = "g = MatMul(x, V1) s = Sigmoid(y) a = Mul(y, s) h = Mul(a, g)"
@@ -539,6 +539,48 @@ def test_what_is_said_to_be_replaced_is() -> None:
     assert judged(mlp(SILU), mlp(HEADS), blocks=[REPLACED]).certified
     assert not judged(mlp("h = Sin(y)"), mlp(HEADS), blocks=[REPLACED]).certified
     assert "activation is still there" in judged(mlp(SILU), mlp(SILU), blocks=[REPLACED]).refusals[0].reason
+
+
+TO_HALF = "f = Cast<to = 10>({0}) w = Cast<to = 1>(f)"
+
+
+@pytest.mark.parametrize(
+    ("heads", "first", "named"),
+    [
+        (f"{TO_HALF.format('y')} {HEADS.replace('(y', '(w')}", "", True),
+        (HEADS.replace("h = Div(y, d)", f"r = Div(y, d) {TO_HALF.format('r')} h = Identity(w)"), "", True),
+        (f"c = Constant<value = float16[1] {{15360}}>() k = Cast<to = 1>(c) {HEADS.replace('h =', 'r =')} h = Mul(r, k)"
+         , "", True),
+        (HEADS.replace("(x", "(w"), TO_HALF.format("x"), False),
+    ],
+)  # fmt: skip
+def test_a_narrower_type_is_that_of_the_block_that_has_it(heads: str, first: str, named: bool) -> None:
+    model = mlp(heads, first=f"{first} {FIRST.replace('(x', '(w') if first else FIRST}")
+    why = next(each for each in judged(mlp(SILU), model, blocks=[REPLACED]).refusals if "narrower" in each.reason)
+    assert (why.original, why.path, why.reason) == (
+        "h" if named else "", (), "computes in float16, which is narrower than the original's types"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong", ["m = Mul(r, $1.01) h{0} = Identity(m)", f"{TO_HALF.format('r')} h{{0}} = Identity(w)"]
+)
+@pytest.mark.parametrize("other", ["", "2"])
+def test_a_wrong_block_in_a_branch_is_named(wrong: str, other: str) -> None:
+    """Whether or not the branches use the same names."""
+
+    def branches(activations: str, heads: str) -> onnx.ModelProto:
+        first, second = (
+            f"{each}_branch = {each} () => (float[batch, tokens, 4] {out}) {{ {FIRST} {text} {out} = MatMul({h}, W2) }}"
+            for each, text, h, out in (("then", activations, "h", "p"), ("else", heads, f"h{other}", "q"))
+        )
+        return text_model(f"out = If(flag) <{first}, {second}>", inputs="float[batch, tokens, 4] x, bool[1] flag")
+
+    block = Claim("mlp", f"h{other}", ("y",), (f"h{other}",), Claimed(1e-6), onnx.TensorProto.FLOAT,
+                  (("out", "else_branch"),))  # fmt: skip
+    right, theirs = SILU.replace("h =", f"h{other} ="), f"{HEADS.replace('h =', 'r =')} {wrong.format(other)}"
+    found = judged(branches(SILU, right), branches(SILU, theirs), blocks=[block])
+    assert (found.refusals[0].original, found.refusals[0].path) == (f"h{other}", (("out", "else_branch"),))
 
 
 def test_a_bound_that_is_not_found_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
