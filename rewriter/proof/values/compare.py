@@ -33,7 +33,7 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
 from rewriter.graph.types import FLOATS, TensorType, elem_name, type_of
-from rewriter.graph.view import GraphView, Place, all_views, constant_of
+from rewriter.graph.view import GraphView, Place, constant_of
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.inputs.cases import Case, Maker, Setting
 from rewriter.proof.accepted import SizeSearch
@@ -150,7 +150,7 @@ class Pair:
         isolate: bool = False,  # distinguish several differences of small models
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`."""
-        self.a = Program(a, other=b.proto)
+        self._original, self.a = a, Program(a, other=b.proto)
         self.b = Program(b, twin=self.a)
         self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
         self._maker = self._any_length.changed(most=longest)
@@ -485,7 +485,8 @@ class Pair:
     @cached_property
     def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
         """The graphs of A, as they are evaluated and with their own names."""
-        return [*zip(all_views(self.a.proto), all_views(self.a.named), strict=True)]
+        models = (self._original.with_proto(proto) for proto in (self.a.proto, self.a.named))
+        return [*zip(*(model.views.values() for model in models), strict=True)]
 
     def _found(self, name: str) -> tuple[GraphView, Place]:
         """The graph of A that computes a tensor, and its place by its own name."""
@@ -708,7 +709,7 @@ def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusa
     def stated(model: LoadedModel, value: onnx.ValueInfoProto) -> TensorType:
         """The declared type, or the inferred one of an output without."""
         declared = type_of(value.type)
-        return declared if declared.elem_type else all_views(model.proto)[0].type_of(value.name)
+        return declared if declared.elem_type else model.views[()].type_of(value.name)
 
     for what in ("input", "output"):
         theirs = {value.name: stated(rewritten, value) for value in getattr(rewritten.proto.graph, what)}
@@ -756,8 +757,8 @@ def _types(proto: onnx.ModelProto) -> set[int]:
 
 def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:
     """Blocks that are said to be replaced, and whose first output is computed as before."""
-    models = (inlined(each.proto) if each.proto.functions else each.proto for each in (original, rewritten))
-    a, b = ({view.path: view for view in all_views(each)} for each in models) if blocks else ({}, {})
+    models = (each.with_proto(inlined(each.proto)) if each.proto.functions else each for each in (original, rewritten))
+    a, b = (each.views for each in models) if blocks else ({}, {})
     for block in blocks:
         old, new = (each[block.path].made_by(block.makes[0]) if block.path in each else None for each in (a, b))
         if old is not None and new is not None and (old.op_type, *old.input) == (new.op_type, *new.input):
