@@ -117,8 +117,7 @@ def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
 def require_provider(text: str) -> Provider:
     """Parse a provider and check that it works. Raises as `parse_provider`, and ProviderError if no session starts."""
     provider = parse_provider(text)
-    reason = _obstacle(provider)
-    if reason is not None:
+    if (reason := _obstacle(provider)) is not None:
         raise ProviderError(f"execution provider '{provider.text}' is not available: {reason}")
     return provider
 
@@ -202,7 +201,7 @@ class Session:
         """
         wanted, options = list(self.outputs), load_onnxruntime().RunOptions()
         if self._shrinks:
-            # Otherwise a session keeps the memory of its largest run, and the float64 evaluation has a dozen sessions.
+            # Otherwise a session keeps the memory of its largest run, that of an encoder while its decoder runs.
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
             kinds = [self._types.get(name, "") for name in (*feeds, *wanted)]
@@ -312,9 +311,8 @@ def open_session(
         session = _started(model, options, known, base_dir)
     except Exception as error:  # onnxruntime's exceptions share no base class
         _raise_if_out_of_memory(error)
-        missing = _NO_KERNEL.search(str(error))
         plain = None
-        if missing is not None:
+        if missing := _NO_KERNEL.search(str(error)):
             proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
             plain = written_out(proto, missing[1])
         if plain is None:

@@ -160,8 +160,7 @@ def with_heads(plan: Plan) -> tuple[onnx.ModelProto, list[str]]:
     made = apply(plan)
     check_structure(made)
     nodes = {node.name.partition("/heads/")[0] for graph in all_graphs(made.graph) for node in graph.node}
-    missing = [one.block.name for one in plan.conversions if one.block.name not in nodes]
-    if missing:
+    if missing := [one.block.name for one in plan.conversions if one.block.name not in nodes]:
         raise ValidationError(f"{missing[0]} has no nodes in the result; this is a bug, please report it")
     return made, [value.name for value in made.graph.output[len(plan.model.graph.output) :]]
 

@@ -4,6 +4,7 @@ The plain command gets every command line that does not start with the name of a
 name must be given as ./NAME.
 """
 
+import ctypes
 import difflib
 import io
 import os
@@ -11,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ COMMANDS = {str(each.name): each for each in (inspect, certify, validate, diff, 
 """Subcommand name to command; the plain command is `convert`."""
 
 _COMPLETE = "_REWRITE_COMPLETE"
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 2**25), (-1, 2**27)  # options of glibc's `mallopt`, and bytes
 
 
 class Forgiving(io.FileIO):
@@ -88,6 +91,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # OpenBLAS's other threads spin between small products, and where cores are shared inside large ones too. numpy
         # reads this once.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        with suppress(AttributeError):  # glibc uses freed memory again, whose pages the system need not clear
+            for threshold in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+                ctypes.CDLL(None).mallopt(*threshold)
         name = "rewrite" if command is convert else f"rewrite {command.name}"
         result: Any = command.main(rest, prog_name=name, standalone_mode=False)
     except RewriteError as error:

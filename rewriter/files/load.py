@@ -381,8 +381,7 @@ def check_structure(model: onnx.ModelProto) -> None:
         count_elements(sparse.dims, sparse.values.name)
     if not model.graph.output:
         raise ModelError("the model has no outputs, so there is nothing to compare; export it with its outputs")
-    odd = next((text for text in _texts(model) if not isinstance(text, str)), None)
-    if odd is not None:
+    if (odd := next((text for text in _texts(model) if not isinstance(text, str)), None)) is not None:
         raise malformed(f"the name {quoted(odd)} is not UTF-8")
     _check_functions(model)
     opset = opsets(model.opset_import).get("", 0)

@@ -69,8 +69,7 @@ TYPED_FIELDS = tuple(sorted({element.field for element in ELEMENT_TYPES.values()
 
 def element_type(tensor: onnx.TensorProto) -> ElementType:
     """The element type of a tensor. Raises ModelError if it is undefined or unknown."""
-    found = ELEMENT_TYPES.get(tensor.data_type)
-    if found is None:
+    if (found := ELEMENT_TYPES.get(tensor.data_type)) is None:
         raise malformed(f"tensor {quoted(tensor.name)} has the unknown element type {tensor.data_type}")
     return found
 

@@ -88,8 +88,7 @@ class GraphView:
                 continue
             named = [name for name in operands_of(node) if name]
             # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
-            is_source = node.op_type == "Constant" and self.is_onnx(node)
-            if is_source or (named and all(name in constant for name in named)):
+            if key_of(node) == ("", "Constant") or (named and constant.issuperset(named)):
                 constant.update(node.output)
         constant.discard("")
         return frozenset(constant)

@@ -84,10 +84,10 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
     Body by body, because one may define a name that another one reads from outside.
     """
-    captured = set[str]()
+    operands, captured = [name for name in node.input if name], set[str]()
     for _, graph in subgraphs(node):
         captured |= {value.name for value in graph.output}.union(*map(reads, graph.node)) - own_names(graph)
-    return [name for name in (*node.input, *sorted(captured, key=str)) if name]
+    return operands + sorted(captured - {""}, key=str) if captured else operands
 
 
 def reached(starts: Iterable[Reached], following: Callable[[Reached], Iterable[Reached]]) -> Iterator[Reached]:

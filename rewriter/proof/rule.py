@@ -80,8 +80,7 @@ def compared(
     pairs = {number: (a, theirs[number]) for number, a in ours.items()}
     for number, (a, b) in pairs.items():
         kinds = ("shape", list(a.shape), list(b.shape)), ("type", a.dtype, b.dtype)
-        changed = next((f"has {what} {other} instead of {own}" for what, own, other in kinds if own != other), "")
-        if changed:
+        if changed := next((f"has {what} {other} instead of {own}" for what, own, other in kinds if own != other), ""):
             return Judgement(name, np.inf, 0.0, 0.0, changed, case=number)
     gap = _largest_gap(pairs.values())
     if not any(map(is_float, ours.values())):

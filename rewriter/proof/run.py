@@ -37,7 +37,7 @@ from rewriter.graph.constants import elem_type_of
 from rewriter.graph.edit import Cut, bytes_of, extract, inlined, rename_output, split, with_outputs
 from rewriter.graph.fused import with_parts
 from rewriter.graph.types import type_of
-from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of, label
+from rewriter.graph.view import Path, Place, graph_at, integer_of, label
 from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.inputs.cases import Case
 from rewriter.ort import Session, fits, open_session, tensors_of
@@ -330,11 +330,11 @@ class Point:
         return self.path, self.tensor
 
 
-def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, Sequence[Mapping[str, Array]]]:
+def nudged(model: LoadedModel, points: Sequence[Point]) -> tuple[onnx.ModelProto, Sequence[Mapping[str, Array]]]:
     """A copy with noise at the points that exist in it, and its further inputs, draw by draw; none without noise."""
-    copy, prefix = inlined(model), f"noise {secrets.token_hex(8)}/"  # with which no name of the model begins
+    copy, prefix = inlined(model.proto), f"noise {secrets.token_hex(8)}/"  # with which no name of the model begins
     any_noise, units = False, _UNITS_WITH_BYTES if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
-    views = {view.path: view for view in all_views(copy)}
+    views = (model.with_proto(copy) if model.proto.functions else model).views
     # Bodies before the nodes that hold them: paths consist of names of nodes, which noise does not change.
     for point in sorted(points, key=lambda each: -len(each.path)):
         view = views.get(point.path)
@@ -365,7 +365,7 @@ def noisy(
     model: LoadedModel, cases: Sequence[Case], points: Sequence[Point], way: Way, **options: Any
 ) -> Sequence[Results]:
     """The results of a model with noise at its points, draw by draw; none if it fails."""
-    proto, draws = nudged(model.proto, points)
+    proto, draws = nudged(model, points)
     drawn = [Case(case.name, {**case.feeds, **draw}) for draw in draws for case in cases]
     with suppress(ValidationError):
         runs = run_model(model.with_proto(proto), drawn, [way], what="the original with noise", **options)

@@ -4,6 +4,7 @@ The run looks for what no certificate can see: both models on a few inputs, on e
 optimisation, compared by the one rule of `rewriter.proof.rule`.
 """
 
+import gc
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -120,6 +121,7 @@ class Judge:
         """The certificate and the run. Raises as `run_accepted`."""
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
+        gc.collect()  # evaluations are in reference cycles, and hold weights that they mapped
         # Only tensors that kept their names, and replaced blocks, are certainly meant to be the same.
         names = {(each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.makes)}
         of_blocks = {each.name for each in self.claims}
@@ -202,8 +204,7 @@ class Judge:
             why = "one unit in the last place can change individual rounding decisions"
             effect = "generated tokens may differ, as on another processor"
             notes.append(f"activations are rounded to 8 bits, where {why}, so {effect}")
-        empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
-        if empty:
+        if empty := {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}:
             why = "rounding moves it as far as it is large; the verdict rests on the certificate"
             notes.append(f"the run proves nothing about {', '.join(empty)}: {why}")
         return Validation(
@@ -271,8 +272,7 @@ class Judge:
             if output not in found or each.error > found[output].error:
                 found[output] = each
         nothing = {output: uncompared([case[output] for case in old.results if output in case]) for output in found}
-        coarse = _coarse_operators(provider, self.rewritten) if failures else ()
-        if coarse:
+        if failures and (coarse := _coarse_operators(provider, self.rewritten)):
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
         told = old.cpu_nodes is not None and new.cpu_nodes is not None
         there = _without_shapes(old.cpu_nodes, self.original)
@@ -323,8 +323,7 @@ def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tupl
 def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, float]) -> Iterator[str]:
     """Blocks whose pre-activations left the domain of their program on some input."""
     for tensor, (name, domain) in watched.items():
-        largest = reached.get(tensor, 0.0)
-        if largest > domain:
+        if (largest := reached.get(tensor, 0.0)) > domain:
             fault = f"{name}: pre-activations reach {largest:.4g}, its program holds up to {domain:.4g}"
             yield f"{fault}; exclude it with --skip, or fit it on a larger one with --option domain=R"
 

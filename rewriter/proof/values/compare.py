@@ -33,7 +33,7 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
 from rewriter.graph.types import FLOATS, TensorType, elem_name, type_of
-from rewriter.graph.view import SIZES, GraphView, Place, all_views, constant_of
+from rewriter.graph.view import SIZES, GraphView, Place, constant_of
 from rewriter.graph.walk import iter_nodes, iter_tensors, reached
 from rewriter.inputs.cases import Case, Maker, Setting
 from rewriter.proof.accepted import SizeSearch
@@ -143,7 +143,7 @@ class Pair:
         isolate: bool = False,  # distinguish several differences of small models
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`."""
-        self.a = Program(a, other=b.proto)
+        self._original, self.a = a, Program(a, other=b.proto)
         self.b = Program(b, twin=self.a)
         self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
         self._maker = self._any_length.changed(most=longest)
@@ -477,17 +477,23 @@ class Pair:
         return max((magnitude(each.entries) for each in found), default=0.0)
 
     @cached_property
+    def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
+        """The graphs of A, as they are evaluated and with their own names."""
+        models = (self._original.with_proto(proto) for proto in (self.a.proto, self.a.named))
+        return [*zip(*(model.views.values() for model in models), strict=True)]
+
+    @cached_property
     def _places(self) -> Mapping[str, tuple[GraphView, Place]]:
         """By tensor that a node of A computes: its graph, as it is evaluated, and its place by its own name."""
         return {
             name: (view, (own.path, known))
-            for view, own in zip(all_views(self.a.proto), all_views(self.a.named), strict=True)
+            for view, own in self._views
             for node, same in zip(view.nodes, own.nodes, strict=True)
             for name, known in zip(node.output, same.output, strict=True)
         }
 
     def _found(self, name: str) -> tuple[GraphView, Place]:
-        return self._places.get(name) or (all_views(self.a.proto)[0], ((), name))
+        return self._places.get(name) or (self._views[0][0], ((), name))
 
     @cached_property
     def _blocks(self) -> list[list[list[str]]]:
@@ -721,7 +727,7 @@ def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusa
     def stated(model: LoadedModel, value: onnx.ValueInfoProto) -> TensorType:
         """The declared type, or the inferred one of an output without."""
         declared = type_of(value.type)
-        return declared if declared.elem_type else all_views(model.proto)[0].type_of(value.name)
+        return declared if declared.elem_type else model.views[()].type_of(value.name)
 
     for what in ("input", "output"):
         theirs = {value.name: stated(rewritten, value) for value in getattr(rewritten.proto.graph, what)}
@@ -764,8 +770,8 @@ def _kinds(proto: onnx.ModelProto) -> Iterator[tuple[str, int]]:
 
 def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:
     """Blocks that are said to be replaced, and whose first output is computed as before."""
-    models = (inlined(each.proto) if each.proto.functions else each.proto for each in (original, rewritten))
-    a, b = ({view.path: view for view in all_views(each)} for each in models) if blocks else ({}, {})
+    models = (each.with_proto(inlined(each.proto)) if each.proto.functions else each for each in (original, rewritten))
+    a, b = (each.views for each in models) if blocks else ({}, {})
     for block in blocks:
         old, new = (each[block.path].made_by(block.makes[0]) if block.path in each else None for each in (a, b))
         if old is not None and new is not None and (old.op_type, *old.input) == (new.op_type, *new.input):

@@ -118,7 +118,7 @@ def test_a_small_case_is_measured_on_the_scale_of_the_others() -> None:
 def _moved(point: Point, draw: int) -> Any:
     model = mlp(SILU)
     x = {"x": RNG.normal(0.0, 1.0, (2, 3, 4)).astype(np.float32)}
-    noisy, draws = nudged(model, [point])
+    noisy, draws = nudged(load_model(model), [point])
     plain = open_session(model, "cpu", optimise=False).run(x)["out"]
     return np.abs(open_session(noisy, "cpu", optimise=False).run({**x, **draws[draw]})["out"] - plain)
 
@@ -162,7 +162,7 @@ def miscompile(monkeypatch: pytest.MonkeyPatch, made: LoadedModel, factor: float
     ],
 )
 def test_unknown_tensors_get_no_noise(point: Point) -> None:
-    assert nudged(mlp(SILU), [point])[1] == ()
+    assert nudged(load_model(mlp(SILU)), [point])[1] == ()
 
 
 def in_half() -> onnx.ModelProto:
