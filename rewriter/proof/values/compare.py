@@ -490,6 +490,7 @@ class Pair:
             for view, own in self._views
             for node, same in zip(view.nodes, own.nodes, strict=True)
             for name, known in zip(node.output, same.output, strict=True)
+            if name
         }
 
     def _found(self, name: str) -> tuple[GraphView, Place]:
