@@ -477,24 +477,19 @@ class Pair:
         return max((magnitude(each.entries) for each in found), default=0.0)
 
     @cached_property
-    def _views(self) -> Sequence[tuple[GraphView, GraphView]]:
-        """The graphs of A, as they are evaluated and with their own names."""
-        models = (self._original.with_proto(proto) for proto in (self.a.proto, self.a.named))
-        return [*zip(*(model.views.values() for model in models), strict=True)]
-
-    @cached_property
     def _places(self) -> Mapping[str, tuple[GraphView, Place]]:
         """By tensor that a node of A computes: its graph, as it is evaluated, and its place by its own name."""
+        views = (self._original.with_proto(proto).views.values() for proto in (self.a.proto, self.a.named))
         return {
             name: (view, (own.path, known))
-            for view, own in self._views
+            for view, own in zip(*views, strict=True)
             for node, same in zip(view.nodes, own.nodes, strict=True)
             for name, known in zip(node.output, same.output, strict=True)
             if name
         }
 
     def _found(self, name: str) -> tuple[GraphView, Place]:
-        return self._places.get(name) or (self._views[0][0], ((), name))
+        return self._places.get(name) or (self._original.views[()], ((), name))
 
     @cached_property
     def _blocks(self) -> list[list[list[str]]]:
