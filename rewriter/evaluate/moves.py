@@ -112,8 +112,8 @@ def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any =
         # runtime takes the largest numbers for its end.
         back, end = step < 0, None if step < 0 and stop in _LARGEST else stop
         cut[axis] = slice(max(start, -x.shape[axis]) if back else start, end, step)
-        beyond = max(abs(start), abs(stop) if abs(stop) < _LARGEST[0] else 0) > x.shape[axis]
-        if beyond or abs(step) != 1 or not call.evaluator.fixed.issuperset(filter(None, call.node.input[4:])):
+        far = abs(step) != 1 or max(abs(start), abs(stop) if abs(stop) < _LARGEST[0] else 0) > x.shape[axis]
+        if isinstance(call.f, Field) and (far or {*call.node.input[4:]} - call.evaluator.fixed - {""}):
             call.evaluator.cut.add(call.node.output[0])
     return call.move(x, lambda t: t[tuple(cut)])
 
