@@ -246,6 +246,7 @@ class Evaluator:
         self.choices: dict[str, Choice] = {}  # by comparison of integers
         self.fixed: set[str] = set()  # tensors computed from constants alone, the same at every size
         self.stepped: set[str] = set()  # what depends on data that was rounded
+        self.cut: set[str] = set()  # slices with a step, or a bound beyond the end, which other sizes may reach
         self.largest = 0  # entries of the largest tensor
 
     # -- walking
@@ -256,11 +257,10 @@ class Evaluator:
         return self.outputs()
 
     def outputs(self) -> dict[str, Any]:
-        names = [value.name for value in self.program.graph.output]
-        missing = next((name for name in names if name not in self.environment), None)
-        if missing is not None:
-            raise Unsupported(f"nothing computes the output '{missing}'")
-        return {name: self.environment[name] for name in names}
+        for value in self.program.graph.output:
+            if value.name not in self.environment:
+                raise Unsupported(f"nothing computes the output '{value.name}'")
+        return {value.name: self.environment[value.name] for value in self.program.graph.output}
 
     def steps(self) -> Iterator[onnx.NodeProto]:
         """Evaluate node by node and yield the next one, so that several evaluations can share a weight."""
@@ -473,8 +473,9 @@ class Evaluator:
             raise Unsupported("it is a function that cannot be inlined")
         else:  # which no kernel computes: as large as what it reads first
             made = [np.zeros(np.shape(drawn[0]), np.float32) if name else None for name in call.node.output]
-        if not all(map(is_float, made)):
-            f.counted(next(x.entries for x in operands if isinstance(x, Value)))
+        data = [x.entries for x in operands if isinstance(x, Value)]
+        if data and not all(map(is_float, made)):
+            f.counted(data[0])
         for place, value in enumerate(made):
             if is_float(value):
                 made[place] = Value(f.function((*name, place), np.arange(value.size)).reshape(value.shape))
@@ -555,9 +556,8 @@ class Evaluator:
         ends = kind == "GatherND" and not call.get("batch_dims", 0) and operands[1].shape[-1] == 1
         own, index = call.node.input[0], call.node.input[-1]
         taking = kind in ("Gather", "GatherElements") and (not call.get("axis", 0) or index not in self.ordered)
-        if not (ends or taking) or own in self.decided:
-            return False
-        return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
+        kept = is_float(table) or table.dtype in (np.int8, np.uint8)
+        return bool((ends or taking) and own not in self.decided and table.ndim > 0 and kept)
 
     def rows(self, call: Call, table: Any, index: Array) -> Value:
         """Rows of a table that the values of inputs choose; in a field blended."""
@@ -586,8 +586,8 @@ class Evaluator:
             x, y = (self._shares(x, y)[0], x) if call.decided and self.takes_rows(call, operands) else (None, None)
         return self.arithmetic, x, y
 
-    def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
-        """Called with each node before it is computed; a subclass may note which tables are read in part."""
+    def note_tables(self, call: Call, operands: list[Any]) -> None:
+        """Called with each node before it is computed; a subclass may replace tables that are read in part."""
 
 
 def in_step(evaluators: Sequence[Evaluator]) -> list[str]:

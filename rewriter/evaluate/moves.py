@@ -112,6 +112,9 @@ def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any =
         # runtime takes the largest numbers for its end.
         back, end = step < 0, None if step < 0 and stop in _LARGEST else stop
         cut[axis] = slice(max(start, -x.shape[axis]) if back else start, end, step)
+        far = abs(step) != 1 or max(abs(start), abs(stop) if abs(stop) < _LARGEST[0] else 0) > x.shape[axis]
+        if isinstance(call.f, Field) and (far or {*call.node.input[4:]} - call.evaluator.fixed - {""}):
+            call.evaluator.cut.add(call.node.output[0])
     return call.move(x, lambda t: t[tuple(cut)])
 
 
@@ -213,9 +216,6 @@ def _moved(call: Call, *operands: Any) -> Any:
         given = (moved.get(place, each) for place, each in enumerate(operands))
         return np.asarray(run(node, [None if each is None else plain(each) for each in given])[0])
 
-    def numbered(*tensors: Array) -> Array:
-        return np.asarray(np.concatenate([each.reshape(-1) for each in tensors])[numbers])
-
     if reduction == "add":
         made = _moved_together(call, kernel, *data, scalar=False)
         return Value(call.f.reduced(made.entries), made.masks, whole=made.whole)
@@ -224,7 +224,8 @@ def _moved(call: Call, *operands: Any) -> Any:
     ends = np.cumsum([each.size for each in data])
     counted = np.split(np.arange(1.0, ends[-1] + 1), ends[:-1])
     numbers = kernel(*(part.reshape(each.shape) for part, each in zip(counted, data, strict=True))).astype(int)
-    return _moved_together(call, numbered, np.asarray(call.get("value", 0)), *data, scalar=False)
+    filler, moved = call.get("value", 0), lambda *tensors: np.concatenate([*map(np.ravel, tensors)])[numbers]
+    return _moved_together(call, moved, np.asarray(filler), *data, scalar=False)
 
 
 # -- types

@@ -142,7 +142,7 @@ def control(call: Call, operands: Sequence[Any], environment: MutableMapping[str
         return _loop(call, operands, environment)
     branch = call.get("then_branch" if plain(operands[0], "a branch").item() else "else_branch")
     made = call.evaluator.body(branch, environment)
-    _spread(call, branch)
+    _spread(call, [value.name for value in branch.output], call.node.output)
     return tuple(made)
 
 
@@ -151,18 +151,19 @@ def _loop(call: Call, operands: Sequence[Any], environment: MutableMapping[str, 
     body: onnx.GraphProto = call.get("body")
     times = math.inf if limit is None else int(plain(limit, "how often a loop runs").item())
     going = condition is None or bool(plain(condition, "whether a loop runs").item())
-    decided, loop_carried = call.evaluator.decided, zip(body.input[2:], call.node.input[2:], strict=False)
-    decided |= {formal.name for formal, name in loop_carried if name in decided}
+    carried, results = ([value.name for value in each] for each in (body.input[2:], body.output[1:]))
+    _spread(call, call.node.input[2:], carried)
     rounds: list[list[Any]] = []
     while going and len(rounds) < times:
         number, more = np.array(len(rounds), np.int64), np.array(going)
         given = dict(zip((value.name for value in body.input), (number, more, *state), strict=True))
         goes_on, *made = call.evaluator.body(body, ChainMap(given, environment))
         going, state, yielded = bool(plain(goes_on, "when a loop ends").item()), made[: len(state)], made[len(state) :]
+        _spread(call, results, carried)
         rounds.append(yielded)
         if len(rounds) > _MAX_ITERATIONS:
             raise Unsupported(f"more than {_MAX_ITERATIONS:,} iterations")
-    _spread(call, body, skipped=1)
+    _spread(call, results, call.node.output)
     infos = enumerate(body.output[1 + len(state) :])
     return (*state, *(_stacked(call, info, [each[place] for each in rounds]) for place, info in infos))
 
@@ -178,7 +179,7 @@ def _stacked(call: Call, info: onnx.ValueInfoProto, slices: Sequence[Any]) -> An
     return np.zeros([0, *dims], helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
-def _spread(call: Call, body: onnx.GraphProto, skipped: int = 0) -> None:
-    """Outputs depend on the values of integer inputs like those of the body."""
-    decided, inner = call.evaluator.decided, body.output[skipped:]
-    decided |= {name for formal, name in zip(inner, call.node.output, strict=False) if formal.name in decided}
+def _spread(call: Call, names: Sequence[str], others: Sequence[str]) -> None:
+    """What is known of tensors holds under the other names that they get in a body, or behind it."""
+    for known in (call.evaluator.decided, call.evaluator.ordered, call.evaluator.stepped):
+        known |= {other for name, other in zip(names, others, strict=False) if name in known}

@@ -192,8 +192,9 @@ def _rotary(call: Call, x: Any, cos: Any, sin: Any, positions: Any = None) -> An
         heads = call.get("num_heads") or shape[-1] // (2 * cos.shape[-1])
         x = call.move(x, lambda t: t.reshape(*shape[:2], heads, shape[2] // heads).swapaxes(1, 2))
     if positions is not None:
-        at = plain(positions)
-        cos, sin = (call.move(table, lambda t: t[at]) for table in (cos, sin))
+        at, chosen = plain(positions), call.node.input[1 if call.node.domain else 3] in call.evaluator.decided
+        read = call.evaluator.rows if chosen else lambda _, table, index: call.move(table, lambda t: t[index])
+        cos, sin = (read(call, table, at) for table in (cos, sin))
     entries, cos, sin = call.entries(x), call.entries(cos)[:, None], call.entries(sin)[:, None]
     width, interleaved = call.get("rotary_embedding_dim", 0) or 2 * cos.shape[-1], call.get("interleaved")
     part, rest = entries[..., :width], entries[..., width:]

@@ -123,11 +123,11 @@ SIGNED = ("Relu", "LeakyRelu", "Abs", "Sign")  # operators that compare their op
 CHOOSING = (*COMPARISONS, *SIGNED, "Max", "Min", "Clip")  # operators that compare numbers
 OPPOSITE, OF_TWO = ("Abs", "Sign"), ("Max", "Min", "Relu")
 """Operators whose other result is the negative one, or the other of two."""
-PIECEWISE = {
-    "Div", "Mod", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Floor", "Ceil", "Round",
-    "ThresholdedRelu", "HardSigmoid", "HardSwish", "Shrink", "PRelu", "Elu", "Celu", "Selu",
+SMOOTH = {
+    "Add", "Sub", "Sum", "Mean", "Neg", "Mul", "MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum", "Xor",
+    "DequantizeLinear", "Sin", "Cos",
 }  # fmt: skip
-"""Further operators that are one function of some numbers, and another one of others; Div is one of integers."""
+"""Sums, products and waves: what is the same for some numbers is the same for others, unless it was built to differ."""
 
 
 @elementwise(*LOGIC, always=True)

@@ -28,7 +28,7 @@ from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Choice, Evaluator, Program, in_step
 from rewriter.evaluate.moves import SAME_NUMBERS
-from rewriter.evaluate.scalar import PIECEWISE
+from rewriter.evaluate.scalar import CHOOSING, SMOOTH
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
@@ -294,8 +294,7 @@ class Pair:
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
         failed = [each for each in self._differ if each[0].snaps] or self._differ
-        found = [self._departing(*each) for each in failed]
-        return max(found, key=lambda each: each.matched, default=None)
+        return max((self._departing(*each) for each in failed), key=lambda each: each.matched, default=None)
 
     def _departing(self, reading: Reading, case: Case) -> Departure:
         point = at_random([case])
@@ -326,8 +325,7 @@ class Pair:
             self._settings = SETTINGS[::2]
             self.points = self._maker.cases(self._settings)
             return self.compared()
-        odd = next((name for name, kind in drawn.items() if kind in PIECEWISE), "")
-        if odd:
+        if odd := next((name for name, kind in drawn.items() if kind not in SMOOTH.union(CHOOSING)), ""):
             return f"'{odd}' is computed from integers of inputs, and the other model has no such tensor"
         partly = tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
         return Certificate(

@@ -270,13 +270,9 @@ def inputs_of(node: onnx.NodeProto) -> list[str]:
 def _new_constants(a: _Graph, b: _Graph, node: onnx.NodeProto) -> list[str]:
     """The constants that a node reads and A does not have, in any shape and transposed."""
     stated, known = b.prints.program.constants(), contents(a.prints.program.constants().values())
-
-    def lacking(name: str) -> bool:
-        if name in stated:
-            return content(stated[name].reshape(-1)) not in known
-        return name in b.prints.prints and name not in b.data and name not in b.pairs
-
-    return [*filter(lacking, dict.fromkeys(node.input))]
+    new = {name for name in node.input if name in stated and content(stated[name].reshape(-1)) not in known}
+    new |= b.prints.prints.keys() - stated.keys() - b.data.keys() - b.pairs.keys()
+    return [name for name in dict.fromkeys(node.input) if name in new]
 
 
 def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:

@@ -255,9 +255,8 @@ class _Reader(Kept):
         self.theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
         # By content of its weights, the linear layers of B.
-        layers = (
-            (each.matrix, node) for node in theirs.makers.values() for each in _layers(theirs, node, theirs.values)
-        )
+        nodes, values = theirs.makers.values(), theirs.values
+        layers = ((each.matrix, node) for node in nodes for each in _layers(theirs, node, values))
         self._twins = grouped((content(matrix), node) for matrix, node in layers if matrix is not None)
         self._evaluated: dict[int, tuple[MutableMapping[str, Any], list[onnx.NodeProto]]] = {}
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Noted, Value, content, is_float
+from rewriter.evaluate.arithmetic import Field, Noted, Value, content, distinct, ends, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
@@ -93,8 +93,8 @@ class Fingerprints(Evaluator):
                 exact = loose = content(value)
             self.prints[name] = Print((value.shape, exact), (size, loose))
 
-    def note_tables(self, call: Call, operands: Sequence[Any]) -> None:
-        """Note constant tables of which one size may read only a part, and which entries all sizes so far read."""
+    def note_tables(self, call: Call, operands: list[Any]) -> None:
+        """Note constant tables of which a part may be read, and which entries were; redraw what inputs choose from."""
         if call.kind not in TABLES or self.fixed.issuperset(name for name in call.node.input if name):
             return
         blended: Sequence[int] = (2,) if call.kind == "EmbedLayerNormalization" else ()
@@ -103,16 +103,23 @@ class Fingerprints(Evaluator):
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
             if name not in self.fixed or not isinstance(table, np.ndarray) or place in blended:
                 continue  # of blended ones, every row is in what is read
-            least = 2 if call.decided and is_float(table) else _SMALL_TABLE
+            least = 2 if call.decided and (is_float(table) or place == 0) else _SMALL_TABLE
             if table.size < least or not (table.ndim > 1 or is_float(table) or call.decided):
                 continue
             key = content(table)
             self.partial[key] = name, table.shape
             if call.decided:
                 self.chosen[key] = name
+                if place == 0 and table.dtype.kind in "iuf" and ends(table)[0] > self.field.low:
+                    operands[place] = self._redrawn(table, key)
             if call.kind in ("Slice", "Gather") and place == 0:
                 read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
                 self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
+
+    def _redrawn(self, table: Array, key: bytes) -> Array:
+        """A table with its numbers at random, so that entries that no drawn input chooses are compared, too."""
+        numbers, drawn = distinct(table), self.field.hash64(key, np.arange(table.size))
+        return np.asarray(numbers[drawn % _U64(numbers.size)].reshape(table.shape))
 
 
 def _unvarying(a: Array, p: int) -> Array:

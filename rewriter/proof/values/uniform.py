@@ -41,6 +41,7 @@ class _Side:
         self.prints = runs[0].prints if runs else {}
         self.data: Container[str] = runs[0].data if runs else ()
         self.shapes = [each.shapes for each in runs]
+        self.cut = [each.cut for each in runs]
         self.ids: dict[str, str] = {}  # by tensor, a digest of what it is computed from
         self._draws: Counter[str] = Counter()
         # Functions that could not be inlined; one may call another.
@@ -69,13 +70,8 @@ class _Side:
     @cached_property
     def strided(self) -> str:
         """A tensor whose sizes at the points are not known to be those at others, since a slice leaves out entries."""
-        for name, node in self.makers.items():
-            if node.op_type != "Slice" or len({each.get(node.input[0]) for each in self.shapes}) < 2:
-                continue
-            steps = self.constants.get(node.input[4], np.zeros(1)) if len(node.input) > 4 else np.ones(1)
-            if (np.abs(steps) != 1).any():
-                return str(name)
-        return ""
+        cut = (node for name, node in self.makers.items() if all(name in each for each in self.cut))
+        return next((node.output[0] for node in cut if len({each.get(node.input[0]) for each in self.shapes}) > 1), "")
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         shape: tuple[int, ...] = self.shapes[0].get(name, (0,) * 9)
@@ -163,9 +159,10 @@ class Anchors:
         for side, runs, others in zip((self.a, self.b), self._runs, (self._held, self._known), strict=True):
             for name in sorted(runs[0].decided.difference(runs[0].data)):
                 node = side.makers.get(name)
-                if node is None or node.op_type in _CHOSEN or side.ids[name] in others:
+                if node is None or side.ids[name] in others or not runs[0].data.keys().isdisjoint(node.input):
                     continue
-                if runs[0].data.keys().isdisjoint(node.input):
+                truncated = node.op_type in CASTS and node.input[0] in side.prints and name not in side.prints
+                if truncated or node.op_type not in _CHOSEN:
                     found[name] = node.op_type
         return found
 

@@ -12,6 +12,7 @@ from tests.textmodels import Array, text_model
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=(300, 4))
+LABELS = np.arange(1200).reshape(300, 4) % 7
 OTHER = TABLE + (np.arange(300) == 299)[:, None]
 ONE, PAIR = ("float[n] x", "float[n] out"), ("float[n, 2] x", "float[n, 2] out")
 TOKENS = ("float[batch, tokens, 4] x", "float[b, t, 4] out")
@@ -32,6 +33,7 @@ NUMBERS: dict[str, Any] = {
     "T": TABLE, "U": OTHER, "f64": 64.0, "f105": 1.05, "last": np.arange(65) == 64,
     "slope": (np.arange(64) == 5) * 0.3, "k10000": 10000.0, "scales": 1 + (np.arange(64) == 17) * 0.2,
     "f1e18": [0.0, -1e18], "tiny6": 1e-6, "f005": 0.05,
+    "T2": TABLE[:, :2], "U2": OTHER[:, :2], "T3": TABLE[:, None], "U3": OTHER[:, None],
     "TT": TABLE.T, "UT": OTHER.T, "C": np.ones(4), "M": np.eye(4) + 0.1,
 }  # fmt: skip
 INTEGERS = {
@@ -44,6 +46,7 @@ INTEGERS = {
 OTHERS: dict[str, Array] = {
     "yes": np.array(True), "ids99": np.array(99999), "s3": np.array(3, np.int32), "s0": np.array(0, np.int32),
     "u100": np.array(100, np.uint8),
+    "T64": LABELS, "U64": LABELS + (np.arange(300) == 299)[:, None],
     "t8": RNG.integers(-100, 100, (300, 4)).astype(np.int8), "d8": np.array(3, np.int8),
 }  # fmt: skip
 IDS_ROWS = "int64[n] ids", "float[n, 4] out"
@@ -57,6 +60,14 @@ ALL = "c = Greater(x, f0) i = Cast<to = 6>(c) p = ReduceMin<axes = [1]>(i) q = C
 MANY_IDS = f"{TOKENS[0]}, int64[batch, tokens] ids", TOKENS[1]
 RARE = "c = Equal(ids, j99999) i = Cast<to = 7>(c)"
 SCALED = "e = Cast<to = 1>(m) f = Unsqueeze(e, j2) g = Add(f, f1) out = Mul(x, g)"
+INTO, FROM = ("float[n] x, int64[n] ids", "float[n] out"), "d = Sub(ids, j99999) q = Mul(d, d)"
+STATE = """k, out = Loop(i2, , zero, x) <body = g (int64 i, bool go, int64 k, float[n] v)
+    => (bool on, int64 l, float[n] p) {{ on = Identity(go) l = Gather(ids, i) {} }}>"""
+STEPS = """i, out = Loop(i2, , x, u) <body = g (int64 k, bool go, float[n] v, float[n] o)
+    => (bool on, float[n] w, float[n] p) {{ on = Identity(go) c = {}(v, f0) w = Floor(x)
+    z = Mul(o, f105) p = Where(c, o, z) }}>"""
+TURNED = "com.microsoft.RotaryEmbedding<num_heads = 1>"
+LATE = "z = Slice(x, i100, far64, i1) s = ReduceSum<keepdims = 0>(z, i1) y = ReduceMean<axes = [1], keepdims = 0>(x)"
 QUANTISED = "q = QuantizeLinear(x, f1, u100) d = DequantizeLinear(q, f1, u100) c = Clip(d, f0, f037)"
 
 ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
@@ -196,9 +207,38 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "one query, of many keys": (("float[1, 1, 4] q, float[1, 9, 4] k", "float[1, 1, 4] out"),
         "out = com.microsoft.MultiHeadAttention<num_heads = 2, unidirectional = 1>(q, k, k)",
         "first = Slice(k, i0, i1, i1) out = com.microsoft.MultiHeadAttention<num_heads = 2>(q, first, first)"),
+    "a power of 0": (INTO, "out = Identity(x)", f"{FROM} p = Pow(s0, q) w = Cast<to = 1>(p) out = Add(x, w)"),
+    "a step that is cut off": (
+        INTO, "out = Identity(x)", "e = Cast<to = 1>(ids) f = Mul(e, tiny6) i = Cast<to = 7>(f) w = Cast<to = 1>(i) "
+        "out = Add(x, w)"),
+    "a steep sigmoid in a branch": (
+        INTO, "out = Identity(x)", "w = If(yes) <then_branch = t () => (float[n] r) { c = Cast<to = 1>(ids) "
+        "d = Sub(c, k10000) r = Sigmoid(d) }, else_branch = e () => (float[n] s) { s = Cast<to = 1>(ids) }> "
+        "out = Add(x, w)"),
+    "what another round compares": (INTO, STATE.format("c = Equal(k, ids99) z = Neg(v) p = Where(c, z, v)"),
+        STATE.format("p = Identity(v)")),
+    "rounded in another round": (TWO, STEPS.format("Greater"), STEPS.format("GreaterOrEqual")),
+    **{
+        f"rows of two tables, by {each}": (ends, f"{body} out = Sub(g, h)", f"{body} out = Sub(h, g)")
+        for each, ends, body in (
+            ("number", ("int64[n] ids", "int64[n, 4] out"), "g = Gather(T64, ids) h = Gather(U64, ids)"),
+            ("pair", IDS_ROWS, "u = Unsqueeze(ids, im1) z = Sub(u, u) i = Concat<axis = 1>(u, z) "
+             "g = GatherND(T3, i) h = GatherND(U3, i)"),
+            ("slice", ("int64[1] ids", "float[1, 4] out"),
+             "e = Add(ids, i1) g = Slice(T, ids, e) h = Slice(U, ids, e)"),
+            ("position", (f"{TOKENS[0]}, int64[batch, tokens] position_ids", TOKENS[1]),
+             f"g = {TURNED}(x, position_ids, T2, T2) h = {TURNED}(x, position_ids, U2, U2)"))
+    },
+    "tokens from the 100th on": (("float[batch, tokens, 4] x", "float[batch, 4] out"),
+        f"{LATE} out = Add(y, s)", f"{LATE} t = Mul(s, f7) out = Add(y, t)"),
     "float16 in a function": (ONE, "out = Identity(x)", "out = own.Narrow(x)"),
 }  # fmt: skip
-TRIED = {"a branch that cuts", "the size of a part", "every 64th token"}  # with fewer than 100 tokens they are the same
+TRIED = {
+    "a branch that cuts",
+    "the size of a part",
+    "every 64th token",
+    "tokens from the 100th on",
+}  # with fewer than 100 tokens they are the same
 NARROW = '<opset_import: ["": 17], domain: "own"> Narrow (y) => (h) { a = Cast<to = 10>(y) h = Cast<to = 1>(a) }'
 
 
