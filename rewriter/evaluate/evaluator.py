@@ -24,7 +24,7 @@ from rewriter.arrays import Array, grouped
 from rewriter.errors import ModelError
 from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, content, is_float, multiply, unchanging
-from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED
+from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED, SECTIONS
 from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
 from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, OF_TWO, OPPOSITE, SIGNED, STEPS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, Operator, is_random, row, tuple_of
@@ -523,7 +523,7 @@ class Evaluator:
         found, floats = row(key_of(node)[0], kind), any(map(is_float, operands))
         if found is not None and kind in (MOVES if floats else ALWAYS):
             plain = all(each is None or isinstance(each, np.ndarray) for each in operands)  # no sequences
-            if not plain or sum(map(np.size, operands)) <= _MAX_SMALL:
+            if not plain or kind in SECTIONS or sum(map(np.size, operands)) <= _MAX_SMALL:
                 return found(call, *operands)
             return self.program.kernels.run(node, operands, partial(found, call))
         if is_random(kind):

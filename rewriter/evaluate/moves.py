@@ -13,7 +13,9 @@ from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, is_float, plain
 from rewriter.evaluate.table import Call, operator
 
-PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))  # operators that select entries
+SECTIONS = frozenset(("Split", "Slice"))  # operators that select entries in order: views, which cost nothing
+
+PARTS = SECTIONS | {"Gather", "GatherND", "GatherElements"}  # operators that select entries
 
 SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
 """Operators that keep values and their order; axes may be split, merged, added or dropped."""
