@@ -247,6 +247,7 @@ class Evaluator:
         self.fixed: set[str] = set()  # tensors computed from constants alone, the same at every size
         self.stepped: set[str] = set()  # what depends on data that was rounded
         self.cut: set[str] = set()  # slices with a step, or a bound beyond the end, which other sizes may reach
+        self.marked: set[str] = set()  # data of which more is known than its entries
         self.largest = 0  # entries of the largest tensor
 
     # -- walking
@@ -342,6 +343,8 @@ class Evaluator:
         """Note that a tensor holds entries."""
         if isinstance(value, Value):
             self.data[name] = None
+            if value.masks is not None or value.whole or value.grid:
+                self.marked.add(name)
             self.largest = max(self.largest, value.size)
 
     # -- one node

@@ -319,7 +319,7 @@ class Pair:
         if far := self._takes_more(reading) or ("" if coarse else self._far_in_floats()):
             return far
         anchors = Anchors(self.a, self.b, self._last)
-        departs = anchors.departs()
+        departs = anchors.departs() or self._equal_only_here(reading, anchors)
         tried_only, drawn = self._one_size() or departs, anchors.drawn() if departs else {}
         if tried_only and self._settings is _BRIEF:
             self._settings = SETTINGS[::2]
@@ -339,6 +339,31 @@ class Pair:
             drawn=tuple(drawn),
             regions=regions,
         )
+
+    def _equal_only_here(self, reading: Reading, anchors: Anchors) -> str:
+        """What is the same function of the tensors that it is anchored to only where these are as at the sizes tried.
+
+        At other sizes they may be any: `x` and `Where(tokens > 100, -x, x)`. Empty if all are the same of random ones.
+        """
+        if not anchors.pairs:
+            return ""
+        sides = (self.a, anchors.a), (self.b, anchors.b)
+        points = [(Modulus(), secrets.token_bytes(16), self._last[0][0].feeds) for _ in range(_ROUNDS)]
+        made = list[list[Kept]]()
+        for place, ((program, side), (run, *_)) in enumerate(zip(sides, self._last, strict=True)):
+            leaves = {name: number for name, number in side.ids.items() if number in anchors.leaves}
+            free = {name: (number, run.shapes[name]) for name, number in leaves.items() if name in run.data}
+            drawn = {name: each for name, each in free.items() if name not in run.marked}
+            wanted = [str(pair[place]) for pair in anchors.pairs]
+            runs, failed = self._evaluated(program, points, reading, drawn=drawn, wanted=wanted)
+            if any(failed):
+                return next(filter(None, failed))
+            made.append(runs)
+        for ours, theirs, behind in anchors.pairs:
+            known = [x.drawn.get(ours, x.wanted[ours]) if behind else x.wanted[ours] for x in made[0]]
+            if not all(same_value(x.field, each, x.wanted[theirs]) for each, x in zip(known, made[1], strict=True)):
+                return f"'{theirs}' is '{ours}' of what these sizes have, and may not be of other numbers"
+        return ""
 
     def _same(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[list[Kept], list[Kept]] | None:
         """Evaluations of both models at the points that A takes, where all outputs are the same; None otherwise.
