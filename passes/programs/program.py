@@ -246,9 +246,6 @@ class Powers:
         paired = zip(levels[single::2], levels[single + 1 :: 2], strict=True)
         return (*((level,) for level in levels[:single]), *paired)
 
-    def mean(self, y: Array) -> Array:
-        return self.head.mean(y)[1]
-
     def scaled(self, inner: float, outer: float) -> "Powers":
         """The multiple of y in `outer f(inner y)`, f being y times this one."""
         return replace(self, step=self.step * inner, factor=self.factor * inner * outer)
@@ -325,7 +322,7 @@ class Program:
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the heads, the linear term and the constant are `own multiple + constant`."""
         if self.powers is not None:
-            return self.powers.mean(y), np.asarray(self.constant)
+            return self.powers.head.mean(y)[1], np.asarray(self.constant)
         means = [head.mean(y) for head in self.heads]
         multiple = sum((part for part, _ in means), np.float64(self.linear))
         return np.asarray(multiple), np.asarray(sum((part for _, part in means), np.float64(self.constant)))
