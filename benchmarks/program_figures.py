@@ -210,7 +210,7 @@ def line_figure() -> str:
     for entry in _LINES:
         g = np.geomspace(1e-3, entry.domain, 6000).astype(np.float32).astype(np.float64)
         both = np.stack([g, np.where(g <= abs(entry.lowest), -g, g)])
-        name = f"{len(entry.keys)} keys, step 1/{1.0 / entry.step:.0f}"
+        name = f"{len(entry.head.logits)} keys, step 1/{1.0 / entry.step:.0f}"
         exact.append(_highest(g, _over_one(entry.evaluate(both), both), name))
         if entry.max_error > _SINGLE:
             single.append(_highest(g, _over_one(run_line(entry, both.astype(np.float32)), both), name))

@@ -119,7 +119,7 @@ def gallery() -> str:
             logit = "y" if program.powers.step == 1.0 else f"({_coefficient(program.powers.step)} y)"
             notes.append(f"With r = e^{logit} and z = r + 1/r, h = {_sum_of_fractions(program.powers)}.")
         if program.line is not None:
-            size = f"{len(program.line.keys)} keys with step {_coefficient(program.line.step)}"
+            size = f"{len(program.line.head.logits)} keys with step {_coefficient(program.line.step)}"
             read = ", times heads whose self values are read from the line" if program.heads else ", times the line"
             notes.append(f"y{read}, of {size}.")
         drawing = f"![{one.entry.name}: values, weights, errors](figures/programs/{one.entry.name}.svg)"

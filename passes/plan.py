@@ -126,8 +126,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
         conversions = tuple(replace(each, inline=True) for each in conversions)
         placed = [(each.block.path, FORMS[each.form].emit(plan.view_of(each.block), each)) for each in conversions]
     if plan.whole is not None:
-        cores = (Join(plan.whole, plan.views[0], core) for core in plan.whole.cores)
-        placed += [((), part) for core in cores for part in core.parts()]
+        placed += [((), part) for core in plan.whole.cores for part in Join(plan.whole, core).parts()]
         result.graph.initializer.extend(plan.whole.constants())
     for view in plan.views:
         if parts := [made for path, made in placed if path == view.path]:

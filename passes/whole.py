@@ -507,8 +507,9 @@ def whole_for(reader: Reader, conversions: Sequence[Conversion], others: Sequenc
 class Join:
     """The nodes of a core with the further rows and columns, from queries and keys to the heads' outputs."""
 
-    def __init__(self, whole: Whole, view: GraphView, core: Core) -> None:
-        self.whole, self.view, self.core = whole, view, core
+    def __init__(self, whole: Whole, core: Core) -> None:
+        self.whole, self.core = whole, core
+        self.view = view = whole.reader.view
         self.product, self.softmax, self.last = (view.nodes[at] for at in (core.product, core.softmax, core.values))
         self.given = view.type_of(self.softmax.output[0]).elem_type or whole.elem_type
         self.kind = onnx.TensorProto.DOUBLE if self.given == onnx.TensorProto.DOUBLE else onnx.TensorProto.FLOAT

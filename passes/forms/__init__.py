@@ -18,7 +18,6 @@ from rewriter.graph.view import GraphView, LostError, Miss
 class Form:
     """`prepare` completes a conversion during planning, and raises LostError where the form cannot take the block."""
 
-    name: str
     help: str
     heads: Callable[[Conversion, int], tuple[int, ...]]  # of each sublayer, which reads so many columns
     prepare: Callable[[GraphView, Conversion], Conversion]
@@ -59,15 +58,12 @@ def _prepare_whole(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 FORMS: dict[str, Form] = {
-    form.name: form
-    for form in (
-        Form(LOCAL, "each query against its own key and bias keys", _plain, lambda _, each: each, emit_local),
-        Form(COMPACT, "the pattern over {self, bias tokens}", _grouped, softmax.prepare_compact, softmax.emit_compact),
-        Form("masked", "one attention sublayer under a mask", _grouped, softmax.prepare_rows, softmax.emit_rows),
-        Form("maskless", "positions and -omega in W_QK, no mask", _grouped, softmax.prepare_rows, softmax.emit_rows),
-        Form(STAGED, "three sublayers: linear, activation, linear", _staged, _prepare_staged, softmax.emit_staged),
-        Form(WHOLE, "one stream for the network, all masks in W_QK", _grouped, _prepare_whole, softmax.emit_whole),
-    )
+    LOCAL: Form("each query against its own key and bias keys", _plain, lambda _, each: each, emit_local),
+    COMPACT: Form("the pattern over {self, bias tokens}", _grouped, softmax.prepare_compact, softmax.emit_compact),
+    "masked": Form("one attention sublayer under a mask", _grouped, softmax.prepare_rows, softmax.emit_rows),
+    "maskless": Form("positions and -omega in W_QK, no mask", _grouped, softmax.prepare_rows, softmax.emit_rows),
+    STAGED: Form("three sublayers: linear, activation, linear", _staged, _prepare_staged, softmax.emit_staged),
+    WHOLE: Form("one stream for the network, all masks in W_QK", _grouped, _prepare_whole, softmax.emit_whole),
 }
 
 

@@ -367,8 +367,7 @@ class _Emitter:
         # Bias tokens compete only with self: clipped logits do not show which of two is larger.
         centred = centred and sorted(np.sign(slopes)) in ([-1], [1], [-1, 1])
         centred = centred and max(*weights, *map(abs, parts)) <= LARGEST_PART
-        # A line is bounded already, and a constant value reads nothing.
-        bounded = self._conversion.program.line is not None or plain.c == 0.0
+        bounded = self._conversion.program.line is not None  # as every line is
         value = source if bounded else self._finite(plain, source, f"{prefix}finite_value")
         value = self._scaled(value, plain.c, plain.d, f"{prefix}self_value")
         inputs = {"query": query} | ({} if centred else {"key": self._b.numbers(f"{prefix}key", plain.beta)})

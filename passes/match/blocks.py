@@ -205,7 +205,11 @@ class Dataflow:
             if any(name in self.constants for name in node.input[:2]):
                 self._sink(node.input, operator_of(node))
         elif found is not None:
-            self._linear(found)
+            self.operators[index] = found
+            self.facts[found.output] = Fact((found.output,), (found,))
+            self._sink([found.data], found.shown)
+            if activation := self._activation_behind(found.data):
+                self.sinks[activation].append(found)
         elif key_of(node) in ELEMENTWISE:
             miss = self._elementwise(index, node)
         elif self._view.is_onnx(node) and node.op_type in PARTS | REARRANGED | QUANTISING:
@@ -216,13 +220,6 @@ class Dataflow:
             miss = Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node))
         if miss is not None:
             self._block(node, miss)
-
-    def _linear(self, found: LinearOperator) -> None:
-        self.operators[found.node] = found
-        self.facts[found.output] = Fact((found.output,), (found,))
-        self._sink([found.data], found.shown)
-        if activation := self._activation_behind(found.data):
-            self.sinks[activation].append(found)
 
     def _sink(self, data: Iterable[str], shown: str) -> None:
         for stray in (self.strays[name] for name in data if name in self.strays):

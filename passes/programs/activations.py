@@ -28,7 +28,6 @@ from passes.programs.program import (
     Parameters,
     Program,
     cheapest,
-    cheapest_gate,
     grid,
     heads_over,
     in_powers,
@@ -224,7 +223,7 @@ def _quick_gelu(p: Parameters, arithmetic: Arithmetic) -> Program:
 def _gelu_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
     name, tolerance, scale = _gelu_of(p, arithmetic)
     # A gate may have a tenth more error if that saves a head.
-    return gate(cheapest_gate(name, 1.1 * tolerance).scaled(**scale), arithmetic)
+    return gate(cheapest(name, 1.1 * tolerance, gate=True).scaled(**scale), arithmetic)
 
 
 def _squared(derive: Callable[[Program, Arithmetic], Program]) -> Make:
@@ -288,7 +287,7 @@ def _line_error(program: Program, line: Line, domain: float) -> float:
     stays = g <= line.lowest if line.step > 0.0 else g >= line.lowest
     off = np.where(stays, 1.0, line.max_error * (1.0 + line.max_error)) * np.abs(g)
     # Nor is it larger than the values of its ends.
-    off = np.where(np.abs(g) > reach, np.abs(g) + abs(line.keys[0][2]), off)
+    off = np.where(np.abs(g) > reach, np.abs(g) + abs(line.head.d), off)
     # Squares multiply h by g once more: if all values are multiples, the error is over max(1, |h g|) / |g|.
     squares = program.constant == 0.0 and all(head.multiples is not None for head in program.heads)
     return MARGIN * float(np.max(np.abs(multiple) * off / _floor(g, multiple * g + constant, squares=squares)))

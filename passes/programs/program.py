@@ -174,13 +174,6 @@ def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) 
 
 
 LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 are normal float32 numbers
-Key = tuple[float, float, float]  # slope and offset of its logit, and its value
-
-
-def _mean_of(keys: Sequence[Key], y: Array) -> Array:
-    """The mean of the values at points [...], weighted by the softmax."""
-    (slope, offset, value), *others = keys
-    return Head(slope, tuple(BiasToken(*key) for key in others), offset, 0.0, value).mean(y)[1]
 
 
 @dataclass(frozen=True)
@@ -201,16 +194,16 @@ class Line:
         return LOWEST / self.step
 
     @cached_property
-    def keys(self) -> tuple[Key, ...]:
-        """The keys of the softmax whose mean of values is the line; the two ends first."""
-        value = 1.0 / (self.step * self.end)
+    def head(self) -> Head:
+        """The head whose output is the line; its own key and its first bias token are the two ends."""
+        value, offset = 1.0 / (self.step * self.end), math.log(self.end)
         nodes = [(r, w) for rate, w in self.pairs for r in (rate, 1.0 - rate)]
         nodes += [(0.5, self.middle)] if self.middle else []
-        ends = [(0.0, math.log(self.end), value), (-self.step, math.log(self.end), -value)]
-        return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
+        inner = (BiasToken(-r * self.step, math.log(w)) for r, w in nodes)
+        return Head(0.0, (BiasToken(-self.step, offset, -value), *inner), offset, c=0.0, d=value)
 
     def evaluate(self, g: Array) -> Array:
-        return _mean_of(self.keys, g)
+        return self.head.mean(g)[1]
 
     def heads(self, head: Head) -> tuple[Head, ...]:
         """The heads of `head`'s gate: self value c line(g) + d times what the values read.
@@ -218,10 +211,10 @@ class Line:
         A product of two softmaxes is one over all pairs of keys. If c is not 0, the self key of `head` becomes two
         heads, one per end of the line. Constant values need no line: they are heads over the keys of `head` alone.
         """
-        ends = [head.c * value for _, _, value in self.keys[:2]]
+        ends = [head.c * value for value in self.head.constants[:2]]
         # Relative to the self key, which comes first: beside a steep slope, the line's would be rounded.
         relative = [(slope - head.beta, offset - head.gamma) for slope, offset in head.logits]
-        pairs = [(a + slope, b + offset) for a, b in relative for slope, offset, _ in self.keys]
+        pairs = [(a + slope, b + offset) for a, b in relative for slope, offset in self.head.logits]
         return (*heads_over(pairs, ends), *heads_over(head.logits, head.constants))
 
     def rounded(self, dtype: DTypeLike) -> "Line":
@@ -253,9 +246,6 @@ class Powers:
         paired = zip(levels[single::2], levels[single + 1 :: 2], strict=True)
         return (*((level,) for level in levels[:single]), *paired)
 
-    def mean(self, y: Array) -> Array:
-        return _mean_of(self.keys, y)
-
     def scaled(self, inner: float, outer: float) -> "Powers":
         """The multiple of y in `outer f(inner y)`, f being y times this one."""
         return replace(self, step=self.step * inner, factor=self.factor * inner * outer)
@@ -266,8 +256,8 @@ class Powers:
         return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))
 
     @cached_property
-    def keys(self) -> tuple[Key, ...]:
-        """The keys of the softmax whose mean of values is this multiple."""
+    def head(self) -> Head:
+        """The head whose output is this multiple."""
         # h = R / P as polynomials in r, of which z is (r^2 + 1) / r; Phi is (r^2 P + r R) / ((r^2 + 1) P + 2 r R).
         r, p, rest = np.poly1d([1.0, 0.0]), np.poly1d([1.0]), np.poly1d([self.base])
         for fraction in self.fractions:
@@ -278,11 +268,12 @@ class Powers:
         own, weights = (each.coeffs[::-1] for each in (r * r * p + r * rest, (r * r + 1.0) * p + 2.0 * r * rest))
         slopes = self.step * (np.arange(len(weights)) - len(weights) // 2)
         rows = slopes, np.log(weights), self.factor * own / weights
-        return tuple(zip(*(row.tolist() for row in rows), strict=True))
+        (slope, offset, value), *others = zip(*(row.tolist() for row in rows), strict=True)
+        return Head(slope, tuple(BiasToken(*key) for key in others), offset, c=0.0, d=value)
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        return heads_over([key[:2] for key in self.keys], [multiple for *_, multiple in self.keys])
+        return heads_over(self.head.logits, self.head.constants)
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
@@ -331,7 +322,7 @@ class Program:
     def mean(self, y: Array) -> tuple[Array, Array]:
         """(multiple, constant): the heads, the linear term and the constant are `own multiple + constant`."""
         if self.powers is not None:
-            return self.powers.mean(y), np.asarray(self.constant)
+            return self.powers.head.mean(y)[1], np.asarray(self.constant)
         means = [head.mean(y) for head in self.heads]
         multiple = sum((part for part, _ in means), np.float64(self.linear))
         return np.asarray(multiple), np.asarray(sum((part for _, part in means), np.float64(self.constant)))
@@ -528,21 +519,16 @@ def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
     return tuple((entry["activation"], _program(entry)) for entry in chosen if "domain" not in entry)
 
 
-def cheapest(activation: str, tolerance: float) -> Program:
-    """The program with the fewest keys (then the smallest rounding) of absolute error `tolerance`, else the closest."""
-    known = [program for name, program in (*fitted_programs(), *fitted_programs("precise")) if name == activation]
-    return _first(known, tolerance, lambda program: (program.bias_tokens, program.rounding))
+def cheapest(activation: str, tolerance: float, *, gate: bool = False) -> Program:
+    """The program with the fewest keys (of a `gate`, nonzero values first) of error `tolerance`, else the closest."""
+    kinds = ("gate", "plain", "precise") if gate else ("plain", "precise")
+    known = [program for kind in kinds for name, program in fitted_programs(kind) if name == activation]
 
+    def cost(program: Program) -> tuple[float, ...]:
+        values = sum(token.value != 0.0 for token in program.heads[0].bias_tokens)
+        keys = program.bias_tokens
+        return (values, keys, program.max_error) if gate else (keys, program.rounding)
 
-def cheapest_gate(activation: str, tolerance: float) -> Program:
-    """The program with the fewest nonzero values, then keys, of error `tolerance`, else the closest one."""
-    table = (*fitted_programs("gate"), *fitted_programs(), *fitted_programs("precise"))
-    known = [program for name, program in table if name == activation and len(program.heads) == 1]
-    values = {each: sum(token.value != 0.0 for head in each.heads for token in head.bias_tokens) for each in known}
-    return _first(known, tolerance, lambda each: (values[each], each.bias_tokens, each.max_error))
-
-
-def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program], tuple[float, ...]]) -> Program:
     close = [program for program in known if program.max_error <= tolerance]
     return min(close, key=cost) if close else min(known, key=lambda program: program.max_error)
 

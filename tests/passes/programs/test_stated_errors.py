@@ -8,7 +8,7 @@ import pytest
 from flint import fmpq
 
 from passes.programs.activations import ACTIVATIONS, scaled_silu
-from passes.programs.program import Program, cheapest, cheapest_gate, fitted_programs
+from passes.programs.program import Program, cheapest, fitted_programs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.expressions import VARIABLE, Expression, add, apply, constant, mul, softmax, total
 from tests.rewriter.proof.certificate.evaluated import gelu
@@ -55,7 +55,7 @@ def test_stated_errors_are_proved(activation: str, program: Program) -> None:
 
 @pytest.mark.parametrize(("activation", "program"), fitted_programs("precise"))
 def test_programs_for_float64(activation: str, program: Program) -> None:
-    assert cheapest(activation, 1e-16) == cheapest_gate(activation, 1e-16) == program
+    assert cheapest(activation, 1e-16) == cheapest(activation, 1e-16, gate=True) == program
     assert cheapest(activation, 1e-7).bias_tokens <= 10
 
 
