@@ -325,18 +325,19 @@ class Evaluator:
         ordered = chosen or not self.ordered.isdisjoint(names)
         for name, value in zip(node.output, made, strict=False):
             if name:
-                given = self.replaced.get(name, value)
-                environment[name] = np.asarray(given) if isinstance(given, np.generic) else given
-                if ordered and not is_float(environment[name]):
-                    self.ordered.add(name)
-                if decided or (chosen and not is_float(environment[name])):
-                    self.decided.add(name)
-                if isinstance(given, Value) and (stepped or given.whole):
-                    self.stepped.add(name)
+                environment[name] = np.asarray(value) if isinstance(value, np.generic) else value
                 self.computed(node, name, environment)
+                known = environment[name]
+                if ordered and not is_float(known):
+                    self.ordered.add(name)
+                if decided or (chosen and not is_float(known)):
+                    self.decided.add(name)
+                if isinstance(known, Value) and (stepped or known.whole):
+                    self.stepped.add(name)
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:  # noqa: ARG002
         """Called with each tensor as soon as it is computed; a subclass may keep or replace it."""
+        environment[name] = self.replaced.get(name, environment[name])
         self.record(name, environment[name])
 
     def record(self, name: str, value: Any) -> None:

@@ -352,16 +352,17 @@ class Pair:
         made = list[list[Kept]]()
         for place, ((program, side), (run, *_)) in enumerate(zip(sides, self._last, strict=True)):
             leaves = {name: number for name, number in side.ids.items() if number in anchors.leaves}
-            free = {name: (number, run.shapes[name]) for name, number in leaves.items() if name in run.data}
-            drawn = {name: each for name, each in free.items() if name not in run.marked}
+            shapes = {name: run.shapes[name] for name in leaves if name in run.data and name not in run.marked}
+            drawn = {name: (leaves[name], np.arange(math.prod(each)).reshape(each)) for name, each in shapes.items()}
             wanted = [str(pair[place]) for pair in anchors.pairs]
             runs, failed = self._evaluated(program, points, reading, drawn=drawn, wanted=wanted)
             if any(failed):
                 return next(filter(None, failed))
             made.append(runs)
         for ours, theirs, behind in anchors.pairs:
-            known = [x.drawn.get(ours, x.wanted[ours]) if behind else x.wanted[ours] for x in made[0]]
-            if not all(same_value(x.field, each, x.wanted[theirs]) for each, x in zip(known, made[1], strict=True)):
+            known = [x.replaced.get(ours, x.wanted[ours]) if behind else x.wanted[ours] for x in made[0]]
+            pairs = [(x.field, each, x.wanted[theirs]) for each, x in zip(known, made[1], strict=True)]
+            if not all(each is not None and same_value(f, each, other) for f, each, other in pairs):
                 return f"'{theirs}' is '{ours}' of what these sizes have, and may not be of other numbers"
         return ""
 
@@ -495,9 +496,9 @@ class Pair:
         if is_float(self.points[0].feeds.get(name)):
             return math.inf
         reals: Any = Floats(by_kernels=True)
-        runs = [Kept(self.a, reals, each.feeds, printing=False, keep=[leaf]) for each in self.points]
-        found = [] if any(in_step(runs)) else [run.values[leaf] for run in runs if leaf in run.values]
-        return max((magnitude(each.entries) for each in found), default=0.0)
+        runs = [Kept(self.a, reals, each.feeds, printing=False, wanted=[leaf]) for each in self.points]
+        found = [] if any(in_step(runs)) else [run.wanted[leaf] for run in runs]
+        return max((magnitude(each.entries) for each in found if each is not None), default=0.0)
 
     @cached_property
     def _places(self) -> Mapping[str, tuple[GraphView, Place]]:
@@ -552,11 +553,13 @@ class Pair:
         reading: Reading,
         zeroed: Sequence[set[int]] = (),
         whole: Container[int] = (),
+        drawn: Mapping[str, tuple[str, Array]] | None = None,
         **further: Any,
     ) -> tuple[list[Kept], list[str]]:
         """One evaluation for each point, and why some failed.
 
-        The first of a reading has fingerprints, and so have those of `whole`, which keep all tensors.
+        The first of a reading has fingerprints, and so have those of `whole`, which keep all tensors. Entries of
+        tensors that are `drawn`, with an id and places, are random.
         """
         ours = program is self.a
         regions = self._heads.get(reading, Regions()).regions if ours else {}
@@ -568,9 +571,10 @@ class Pair:
             f.watched, f.zeroed = not self._last[0], zeroed[place] if zeroed else set()
             options["keep"] = None if place in whole else leaves
             options["printing"] = place in whole or not (place or self._last[0])
+            replaced = {name: Value(f.function(*each)) for name, each in (drawn or {}).items()}
             if reading.folds and not ours:
-                options["replaced"] = {name: Value(each.residues(f)) for name, each in self.folds.items()}
-            made.append(Kept(program, f, feeds, **{**options, **further}))
+                replaced |= {name: Value(each.residues(f)) for name, each in self.folds.items()}
+            made.append(Kept(program, f, feeds, **{"replaced": replaced, **options, **further}))
         return made, in_step(made)
 
     def _one_size(self) -> str:

@@ -7,9 +7,8 @@ attention to other tokens nothing is left.
 `softmax` stays a single symbol, because the field and ball arithmetic write it differently (`wide`, `in_field`).
 """
 
-import math
 from collections import ChainMap
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import product
@@ -60,30 +59,22 @@ class Kept(Fingerprints):
     def __init__(
         self, program: Program, field: Field, feeds: Mapping[str, Array], *,
         regions: Mapping[str, Region] | None = None, keep: Container[str] | None = None,
-        drawn: Mapping[str, tuple[str, Sequence[int]]] | None = None, wanted: Iterable[str] = (), **options: Any,
+        wanted: Iterable[str] = (), **options: Any,
     ) -> None:  # fmt: skip
         """`regions` by output; `keep`: which tensors are kept, the leaves of regions among them; by default all.
 
-        Entries of the tensors `drawn`, with a tag and a shape, are random. Only what is `wanted`, if any is, is
-        evaluated.
+        Only what is `wanted`, if any is, is evaluated, behind what is replaced.
         """
         super().__init__(program, field, feeds, **options)
         self.makers, self.regions, self._keep = program.makers, dict(regions or {}), keep
-        places = {
-            name: (tag, np.arange(math.prod(shape)).reshape(shape)) for name, (tag, shape) in (drawn or {}).items()
-        }
-        self.drawn = {name: Value(field.function(*each)) for name, each in places.items()}
+        self.values: ChainMap[str, Any] = ChainMap({}, program.weights(program.graph))
         self.wanted: dict[str, Any] = dict.fromkeys(wanted)
-        self._needed = {*reached(self.wanted, self._before)}
-        self.values: ChainMap[str, Any] = ChainMap({**self.drawn}, program.weights(program.graph))
 
-    def _before(self, name: str) -> list[str]:
-        known = name not in self.makers
-        return [] if known else [each for each in self.program.reads(self.makers[name]) if each not in self.drawn]
+        def before(name: str) -> list[str]:
+            names = program.reads(self.makers[name]) if name in self.makers else ()
+            return [each for each in names if each not in self.replaced]
 
-    def steps(self) -> Iterator[onnx.NodeProto]:
-        self.environment.update(self.drawn)
-        return super().steps()
+        self._needed = {*reached(self.wanted, before)}
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         if not (self.wanted and environment is self.environment and self._needed.isdisjoint(node.output)):
@@ -93,12 +84,10 @@ class Kept(Fingerprints):
         """Replace a region, and keep what is computed. Raises Unsupported where F_A is not what A computes."""
         own = self.makers.get(name) is node  # not a part of a definition, of any name
         if own and name in self.regions:  # leaves of this round of a loop are in the environment
-            around = ChainMap(environment, self.values)
+            around = ChainMap(environment, self.values, dict(self.replaced))
             environment[name] = replaced(self.field, self.regions[name], around, environment[name])
         if own and name in self.wanted:
             self.wanted[name] = environment[name]
-        if own and name in self.drawn:
-            environment[name] = self.drawn[name]
         super().computed(node, name, environment)
         if own and name not in self.values:
             weights, names = self.program.weights(self.program.graph), [each for each in (*node.input, name) if each]

@@ -68,6 +68,7 @@ STEPS = """i, out = Loop(i2, , x, u) <body = g (int64 k, bool go, float[n] v, fl
     z = Mul(o, f105) p = Where(c, o, z) }}>"""
 TURNED = "com.microsoft.RotaryEmbedding<num_heads = 1>"
 LATE = "z = Slice(x, i100, far64, i1) s = ReduceSum<keepdims = 0>(z, i1) y = ReduceMean<axes = [1], keepdims = 0>(x)"
+LONG = "s = Shape<start = 1, end = 2>(x) c = Greater(s, i100) n = Neg(x)"
 QUANTISED = "q = QuantizeLinear(x, f1, u100) d = DequantizeLinear(q, f1, u100) c = Clip(d, f0, f037)"
 
 ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
@@ -231,14 +232,16 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     },
     "tokens from the 100th on": (("float[batch, tokens, 4] x", "float[batch, 4] out"),
         f"{LATE} out = Add(y, s)", f"{LATE} t = Mul(s, f7) out = Add(y, t)"),
+    "equal up to 100 tokens": (TOKENS, f"{LONG} w = Where(c, n, x) out = Sub(w, x)",
+        f"{LONG} w = Where(c, n, x) out = Sub(x, w)"),
+    "twice as much up to 100 tokens": (TOKENS, f"{LONG} d = Add(x, x) w = Where(c, x, d) out = Add(w, x)",
+        f"{LONG} d = Add(x, x) w = Where(c, x, d) e = Add(w, w) out = Sub(e, x)"),
     "float16 in a function": (ONE, "out = Identity(x)", "out = own.Narrow(x)"),
 }  # fmt: skip
 TRIED = {
-    "a branch that cuts",
-    "the size of a part",
-    "every 64th token",
-    "tokens from the 100th on",
-}  # with fewer than 100 tokens they are the same
+    "a branch that cuts", "the size of a part", "every 64th token", "tokens from the 100th on",
+    "equal up to 100 tokens", "twice as much up to 100 tokens",
+}  # fmt: skip # the same with fewer than 100 tokens
 NARROW = '<opset_import: ["": 17], domain: "own"> Narrow (y) => (h) { a = Cast<to = 10>(y) h = Cast<to = 1>(a) }'
 
 
