@@ -26,7 +26,6 @@ from rewriter.errors import RewriteError
 _U64 = np.uint64
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
 _MAX_TERMS = 2**18  # sums of more products of 16-bit limbs are not exact in float64
-_FEW_TERMS = 2**6  # sums of as many products of 31 bits with 16 are exact in float64
 _MOST_TERMS, _PART = 2**13, 2**18
 """Products of halves whose sum is exact in float64; and entries of a weight that are split at once."""
 _CACHED = 2**15  # entries that are computed with at once
@@ -500,26 +499,14 @@ class Field(Exact):
         return self.product(left, b.entries) if isinstance(b, Value) else self.modulus.weighted(self, left, b)
 
     def product(self, a: Array, b: Array, multiply: _Of = np.matmul, count: int | None = None) -> Array:
-        """a @ b of residues, or other sums of `count` products, which `multiply` makes of float64.
-
-        They are split into limbs of 16 bits; where few are summed, only the smaller one is.
-        """
-        count = a.shape[-1] if count is None else count
-        if count > _MAX_TERMS:
+        """a @ b of residues, or other sums of `count` products; `multiply` makes those of limbs, in float64."""
+        if (a.shape[-1] if count is None else count) > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
-        if count > _FEW_TERMS:
-            return self._summed(*map(multiply, _limbs(a), _limbs(b)))
-        if a.size < b.size:
-            b = b.astype(np.float64)
-            return self._summed(*(multiply(limb, b) for limb in _limbs(a)[:2]))
-        a = a.astype(np.float64)
-        return self._summed(*(multiply(a, limb) for limb in _limbs(b)[:2]))
+        return self._summed(*map(multiply, _limbs(a), _limbs(b)))
 
     @_in_parts
-    def _summed(self, high: Array, low: Array, middle: Array | None = None) -> Array:
-        """The sum of products of limbs: with the high and the low one of one operand, or those of both and of sums."""
-        if middle is None:
-            return self.reduced((self.reduced(high.astype(np.int64)) << 16) + low.astype(np.int64))
+    def _summed(self, high: Array, low: Array, middle: Array) -> Array:
+        """The sum of products of the high limbs, of the low ones, and of the sums of both."""
         whole = middle - low
         whole -= high
         highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, whole, low))

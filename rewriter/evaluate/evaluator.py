@@ -238,7 +238,8 @@ class Evaluator:
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
         self.in_reals, self.replaced, self.turned, self._mixed = in_reals, replaced or {}, turned, mixed
         self.opsets = program.opsets
-        # Tensors that are still needed.
+        self.needed: set[str] | None = None  # what is computed; None for all
+        # Tensors that are still read.
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
         self.data: dict[str, None] = {}  # tensors that hold entries, in the order in which they were computed
         self.decided: set[str] = set()  # what depends on the values of integer inputs, and integers that data decides
@@ -275,6 +276,8 @@ class Evaluator:
             elif value.name in self.program.overridable and is_float(defaults.get(value.name)):
                 self._feed(value.name, defaults[value.name])  # a caller may replace the default
         for node, dead in self.program.nodes(graph):
+            if self.needed is not None and self.needed.isdisjoint(node.output):
+                continue
             yield node
             with np.errstate(all="ignore"):
                 self.node(node, self.environment)

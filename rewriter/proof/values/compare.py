@@ -347,20 +347,20 @@ class Pair:
         """
         if not anchors.pairs:
             return ""
-        sides = (self.a, anchors.a), (self.b, anchors.b)
-        points = [(Modulus(), secrets.token_bytes(16), self._last[0][0].feeds) for _ in range(_ROUNDS)]
+        smallest = min(zip(*self._last, strict=True), key=lambda runs: runs[0].largest)
+        points = [(Modulus(), secrets.token_bytes(16), smallest[0].feeds) for _ in range(_ROUNDS)]
         made = list[list[Kept]]()
-        for place, ((program, side), (run, *_)) in enumerate(zip(sides, self._last, strict=True)):
+        for place, (side, run) in enumerate(zip((anchors.a, anchors.b), smallest, strict=True)):
             leaves = {name: number for name, number in side.ids.items() if number in anchors.leaves}
             shapes = {name: run.shapes[name] for name in leaves if name in run.data and name not in run.marked}
             drawn = {name: (leaves[name], np.arange(math.prod(each)).reshape(each)) for name, each in shapes.items()}
-            wanted = [str(pair[place]) for pair in anchors.pairs]
-            runs, failed = self._evaluated(program, points, reading, drawn=drawn, wanted=wanted)
+            wanted = [str(pair[place]) for pair in anchors.pairs if place or not (pair[2] and pair[0] in drawn)]
+            runs, failed = self._evaluated(side.program, points, reading, drawn=drawn, wanted=wanted)
             if any(failed):
                 return next(filter(None, failed))
             made.append(runs)
         for ours, theirs, behind in anchors.pairs:
-            known = [x.replaced.get(ours, x.wanted[ours]) if behind else x.wanted[ours] for x in made[0]]
+            known = [x.wanted.get(ours) or (x.replaced.get(ours) if behind else None) for x in made[0]]
             pairs = [(x.field, each, x.wanted[theirs]) for each, x in zip(known, made[1], strict=True)]
             if not all(each is not None and same_value(f, each, other) for f, each, other in pairs):
                 return f"'{theirs}' is '{ours}' of what these sizes have, and may not be of other numbers"

@@ -74,11 +74,7 @@ class Kept(Fingerprints):
             names = program.reads(self.makers[name]) if name in self.makers else ()
             return [each for each in names if each not in self.replaced]
 
-        self._needed = {*reached(self.wanted, before)}
-
-    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
-        if not (self.wanted and environment is self.environment and self._needed.isdisjoint(node.output)):
-            super().node(node, environment)
+        self.needed = {*reached(self.wanted, before)} if self.wanted else None
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region, and keep what is computed. Raises Unsupported where F_A is not what A computes."""
