@@ -308,7 +308,7 @@ class Evaluator:
         names, kind = self.program.reads(node), node.op_type  # of bodies, too
         decided = kind not in SIZES and not self.decided.isdisjoint(names)
         fixed = environment is self.environment and self.fixed.issuperset(names)  # not in a body
-        same = fixed and not (self.in_reals or self.replaced or kind in CONTROL)  # in all evaluations
+        same = fixed and not (self.in_reals or kind in CONTROL) and self.fixed.isdisjoint(self.replaced)  # everywhere
         operands, made = list[Any](), self.program.known.get(id(node)) if same else None
         try:
             if made is None:
