@@ -160,14 +160,16 @@ class Anchors:
         """
         found: dict[str, str] = {}
         for side, runs, others in zip((self.a, self.b), self._runs, (self._held, self._known), strict=True):
-            for name in sorted(runs[0].decided.difference(runs[0].data)):
-                node = side.makers.get(name)
-                if node is None or side.ids[name] in others or not runs[0].data.keys().isdisjoint(node.input):
+            decided, computed = runs[0].decided.difference(runs[0].data), set[str]()  # numbers, not only chosen ones
+            for name, node in ((name, node) for name, node in side.makers.items() if name in decided):
+                if node.op_type not in _CHOSEN or not computed.isdisjoint(node.input):
+                    computed.add(name)
+                if side.ids[name] in others or not runs[0].data.keys().isdisjoint(node.input):
                     continue
                 truncated = node.op_type in CASTS and node.input[0] in side.prints and name not in side.prints
-                if truncated or node.op_type not in _CHOSEN:
+                if node.op_type not in _CHOSEN or (truncated and node.input[0] in computed):
                     found[name] = node.op_type
-        return found
+        return dict(sorted(found.items()))
 
     def _anchor(self, name: str) -> str:
         """The id of a tensor of A that has the same rows as one of B, which another node computes; empty without."""
