@@ -160,8 +160,8 @@ def test_two_sentences_say_how_sure_it_is(pages: dict[str, str]) -> None:
     assert "over the reals: each activation within 2.1e-08 of max(1, |f|); all else identical. Rounding is" in shown
     measured = r"measured with onnxruntime 1\.32\.0 on AVX-512; here: onnxruntime \d.*float321\.7e-07"
     assert re.search(measured, shown)
-    only = r"Only run on 3 inputs, on cpu(, cuda)?: the outputs differ by at most \d.\de-\d+; against float64 their root"
-    assert re.search(only, shown)
+    ran = r"Only run on 3 inputs, on cpu(, cuda)?: the outputs differ by at most \d.\de-\d+; against float64 their root"
+    assert re.search(ran, shown)
     assert "certainty" not in str(Page(pages["dry-run"]).all("ul"))
 
 
