@@ -29,6 +29,9 @@ OTHER_PAGES = tuple(
 )
 """Pages whose examples need more than the package, or take long; none has a block that would run."""
 
+BUILT = "index", "api", "gallery", "models", "benchmarks", "contributing", "changelog", "security"
+"""Pages of the site that .ci/site_pages.py adds to those of docs/."""
+
 TESTS = "-m pytest"
 """The README's second command runs this suite; .ci/run carries it out, and it cannot be part of itself."""
 
@@ -113,6 +116,13 @@ def test_commands_of_the_action_are_accepted() -> None:
     command, *arguments = shlex.split(other.partition(" > ")[0])
     with COMMANDS[command].make_context(command, arguments) as context:
         assert context.params["markdown"]
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    found = re.findall(r": ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    pages = {page for page in pages if not page.startswith("decisions/")}
+    assert pages | {f"{each}.md" for each in BUILT} | {"decisions/index.md"} == set(found)
 
 
 def test_the_table_of_times_is_that_of_the_measurement() -> None:

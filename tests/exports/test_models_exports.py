@@ -1,9 +1,11 @@
-"""Every entry with both exporters at its smallest size, and what an export promises; needs PyTorch."""
+"""Every entry with both exporters at its smallest size, what an export promises, and its weights; needs PyTorch."""
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+import torch
 
 from models.entry import EXPORTERS, Entry, Exporter
 from models.export import export_model
@@ -47,3 +49,27 @@ def test_another_models_tokenizer_beside_the_file_stays(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is another model's, and would be overwritten"):
         export_model(get("minilm"), tmp_path / "model.onnx", size="full")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"tokenizer.json": "{}"}
+
+
+RANDOM = [
+    entry.name
+    for entry in ENTRIES  # experts are scaled by their weights
+    if "tiny" in entry.sizes and entry.mlp_blocks("tiny") > entry.routed(entry.config("tiny"))
+]
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_weights_drive_activations_as_trained_ones_do(name: str) -> None:
+    from models.build import build, example_inputs
+    from models.scaling import watch_activations
+
+    entry = get(name)
+    module, seen = build(entry, "tiny"), list[Any]()
+    lengths = {"batch": 3, "sequence": 20, "decoder_sequence": 9, "past": 6, "total": 26}
+    inputs = example_inputs(entry, "tiny", lengths, seed=77)
+    with watch_activations(module, entry, lambda _, tensor: seen.append(tensor)):
+        module(*inputs)
+    assert len(seen) == entry.mlp_blocks("tiny") - entry.routed(entry.config("tiny"))
+    together = torch.cat([tensor.flatten() for tensor in seen])
+    assert 1 < float(together.std()) < 3.2  # the most in albert, whose layers share what one of them was scaled for
+    assert 10 < float(together.abs().max()) < 30

@@ -1,5 +1,6 @@
 """From plan to new model: what is emitted, and that everything else stays unchanged."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -463,3 +464,22 @@ REFUSED = {
 def test_opsets_and_types_that_are_refused(reason: str) -> None:
     plan = make_plan(REFUSED[reason], Options())
     assert (plan.conversions, [left.miss.reason for left in plan.left]) == ((), [reason])
+
+
+@pytest.mark.slow
+def test_node_models_of_onnx_pass_through() -> None:
+    """The plan accepts each of them, and changes none, since none has an MLP."""
+    from onnx.backend.test.case import node
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # onnx's own case makers overflow on purpose
+        models = {case.name: case.model for case in node.collect_testcases(None) if case.model is not None}
+    assert len(models) > 1000
+    for name, model in models.items():
+        before = model.SerializeToString(deterministic=True)
+        for scope in ("mlp", "all"):
+            plan = make_plan(model, Options(scope=scope))
+            assert not plan.conversions, name
+            assert model.SerializeToString(deterministic=True) == before, name
+            if plan.model is model:
+                assert apply(plan).SerializeToString(deterministic=True) == before, name

@@ -1,7 +1,10 @@
-"""`rewrite doctor`: what it finds on this machine, and each thing that can be wrong, planted."""
+"""`rewrite doctor`: what it finds on this machine, and each thing that can be wrong, planted; and `environment`."""
 
 import json
 import os
+import platform
+import socket
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +13,7 @@ import pytest
 
 from rewriter import doctor
 from rewriter.api import diagnosing
+from rewriter.api.run import environment
 from rewriter.cli import run
 from rewriter.errors import ProviderError
 from rewriter.files.load import load_model
@@ -100,3 +104,26 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_unreadable_model(tmp_path: Path, ran: Ran) -> None:
     (tmp_path / "x.onnx").write_bytes(b"junk")
     assert ran(4, ["doctor", os.fspath(tmp_path / "x.onnx")]).refusal
+
+
+# -- what a result was made with ------------------------------------------------------------------------------------
+
+
+def test_versions_are_those_installed() -> None:
+    found = environment()
+    assert (found["onnxruntime"], found["Python"]) == (version("onnxruntime"), platform.python_version())
+    assert all(found.values())
+
+
+def test_no_host_no_paths() -> None:
+    text = " ".join(environment().values())
+    assert socket.gethostname() not in text
+    assert "/" not in text
+    assert str(Path.home()) not in text
+
+
+def test_processor_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor : 0\nmodel name\t: Some \x1b[31mCPU @ 2 GHz\nmodel name : other\n", encoding="utf-8")
+    monkeypatch.setattr("rewriter.api.run._CPUINFO", info)
+    assert environment()["processor"] == "Some \N{REPLACEMENT CHARACTER}[31mCPU @ 2 GHz"

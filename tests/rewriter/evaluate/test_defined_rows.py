@@ -7,6 +7,7 @@ import pytest
 from onnx import inliner, shape_inference
 
 from tests.rewriter.evaluate import test_attention_rows as attention
+from tests.rewriter.evaluate import test_moves as moves
 from tests.rewriter.evaluate import test_products as products
 from tests.rewriter.evaluate import test_quantised_rows as quantised
 from tests.rewriter.evaluate import test_reductions as reductions
@@ -61,13 +62,13 @@ def test_rows_are_what_onnx_defines(operator: str, shapes: list[Any], attributes
     np.testing.assert_array_equal(left, right)
 
 
-RATIONAL = [*arithmetic.RATIONAL, *reductions.RATIONAL]
+RATIONAL = [*arithmetic.RATIONAL, *moves.MOVES, *reductions.RATIONAL]
 
 
 @pytest.mark.parametrize(
     ("operator", "shapes", "given"), [*RATIONAL, *arithmetic.FUNCTIONS, *reductions.OTHERS], ids=name_of
 )
-def test_rows_of_arithmetic_and_reductions(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
+def test_rows_of_arithmetic_moves_and_reductions(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
     assert_as_others(operator, shapes, **settings(given))
 
 

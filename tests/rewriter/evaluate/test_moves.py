@@ -1,3 +1,5 @@
+"""Rows that move entries, which `test_defined_rows.py` evaluates too: on integers, in laws, and what they refuse."""
+
 from typing import Any
 
 import numpy as np
@@ -5,7 +7,6 @@ import pytest
 
 from rewriter.evaluate.arithmetic import Unsupported
 from tests.rewriter.evaluate.single import (
-    assert_as_others,
     assert_equal_in_both,
     assert_same_law,
     by_onnx,
@@ -69,15 +70,6 @@ MOVES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("ScatterElements", [(3, 3), ints([1, 1], [1, 1]), (2, 2)], {"reduction": "add", "opset": 18}),
     ("ScatterND", [(4, 2), ints([1], [1], [3]), (3, 2)], {"reduction": "add", "opset": 18}),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("operator", "shapes", "attributes"), MOVES, ids=name_of)
-def test_rows_of_moves(operator: str, shapes: list[Any], attributes: dict[str, Any]) -> None:
-    given = settings(attributes)
-    assert_as_others(operator, shapes, **given)
-    given.pop("without", None)
-    model, feeds = single(operator, drawn(shapes, 3), **given)
-    assert_equal_in_both(model, feeds)
 
 
 ON_INTEGERS = [each for each in MOVES if each[0] != "Dropout" and each[2].get("opset") != 10]

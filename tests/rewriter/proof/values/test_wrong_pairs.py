@@ -57,6 +57,8 @@ _BY_AREA = {"a": n(2, 3), "n": f(224 * 224)}
 # name: signature, A, B, constants of both, constants of B
 _TAKES = "(int64[batch,seq] input_ids) => (float out)"
 _FIRST = "m = Reshape(input_ids, last) s = Slice(m, zero, one)"
+_ROW_OF_FIRST = f"{_FIRST} e = Add(s, one) out = Slice(t, s, e)"
+_PLACES = {"last": n(-1), "zero": n(0), "one": n(1)}
 _DOMAINS = '"com.microsoft": 1, "ai.onnx.ml": 3'
 _BITS = np.random.default_rng(0).integers(0, 255, (300, 16), np.uint8)
 _LABELS = "out = ai.onnx.ml.LabelEncoder<keys_int64s=[%s], values_floats=[%s]>(input_ids)"
@@ -74,21 +76,11 @@ _TAKEN: Mapping[str, tuple[str, Mapping[str, Any], Any, Any]] = {
         _OTHER,
     ),
     "Gather along the last axis": ("out = Gather<axis=1>(t, input_ids)", {}, _TABLE.T.copy(), _OTHER.T.copy()),
-    "Slice": (
-        f"{_FIRST} e = Add(s, one) out = Slice(t, s, e)",
-        {"last": n(-1), "zero": n(0), "one": n(1)},
-        _TABLE,
-        _OTHER,
-    ),
-    "Slice from a vector": (
-        f"{_FIRST} e = Add(s, one) out = Slice(t, s, e)",
-        {"last": n(-1), "zero": n(0), "one": n(1)},
-        _TABLE[:, 1].copy(),
-        _OTHER[:, 1].copy(),
-    ),
+    "Slice": (_ROW_OF_FIRST, _PLACES, _TABLE, _OTHER),
+    "Slice from a vector": (_ROW_OF_FIRST, _PLACES, _TABLE[:, 1].copy(), _OTHER[:, 1].copy()),
     "Compress": (
         f"{_FIRST} c = Equal(all, s) out = Compress<axis=0>(t, c)",
-        {"last": n(-1), "zero": n(0), "one": n(1), "all": np.arange(300)},
+        {**_PLACES, "all": np.arange(300)},
         _TABLE,
         _OTHER,
     ),

@@ -1,15 +1,18 @@
-"""The page: its structure, what it never holds, and what it always says."""
+"""The page: its structure, what it never holds, and what it always says; the committed example is one of today's."""
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rewriter.cli import run
 from rewriter.report import html as page
-from rewriter.report.html import render, render_heads, short
+from rewriter.report.html import render, render_heads, resource, short
 from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -157,8 +160,8 @@ def test_two_sentences_say_how_sure_it_is(pages: dict[str, str]) -> None:
     assert "over the reals: each activation within 2.1e-08 of max(1, |f|); all else identical. Rounding is" in shown
     measured = r"measured with onnxruntime 1\.32\.0 on AVX-512; here: onnxruntime \d.*float321\.7e-07"
     assert re.search(measured, shown)
-    run = r"Only run on 3 inputs, on cpu(, cuda)?: the outputs differ by at most \d.\de-\d+; against float64 their root"
-    assert re.search(run, shown)
+    ran = r"Only run on 3 inputs, on cpu(, cuda)?: the outputs differ by at most \d.\de-\d+; against float64 their root"
+    assert re.search(ran, shown)
     assert "certainty" not in str(Page(pages["dry-run"]).all("ul"))
 
 
@@ -227,3 +230,36 @@ def test_short_keeps_both_ends() -> None:
     assert short("x" * 240) == "x" * 240
     assert short("begin" + "x" * 10**6 + "end") == f"begin{'x' * 115}…{'x' * 116}end"
     assert short("a\x00\u202eb") == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}b"
+
+
+# -- the committed example, made as the documentation says ------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[4]
+EXAMPLE = ROOT / "docs" / "example-report.html"
+
+
+def documented() -> list[str]:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`rewrite (.* --html docs/example-report\.html)`", text)
+    return shlex.split(command)
+
+
+@pytest.mark.slow
+def test_example_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = EXAMPLE.read_text(encoding="utf-8")
+    assert f"<style>{resource('style.css')}</style>" in committed
+    assert f"<script>{resource('script.js')}</script>" in committed
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    (tmp_path / "docs").mkdir()
+    assert run([*documented(), "-q", "--provider", "cpu"]) == 0
+    made = (tmp_path / "docs" / EXAMPLE.name).read_text(encoding="utf-8")
+    headings = re.compile(r"<h[1-3].*?</h[1-3]>|<caption>.*?</caption>|<th scope=\"col\".*?</th>")
+    assert headings.findall(made) == headings.findall(committed)
+    assert re.findall("<dt>.*?</dt>", made) == re.findall("<dt>.*?</dt>", committed)
+
+
+def test_example_is_small_and_tells_nothing_of_its_machine() -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert len(text) < 100_000
+    assert not re.search(r"(?<![<\w.])/(?:home|root|tmp|work|usr)\b", text)
