@@ -349,9 +349,10 @@ class Pair:
             return ""
         smallest = min(zip(*self._last, strict=True), key=lambda runs: runs[0].largest)
         points = [(Modulus(), secrets.token_bytes(16), smallest[0].feeds) for _ in range(_ROUNDS)]
-        made = list[list[Kept]]()
+        heads, made = self._heads.get(reading, Regions()), list[list[Kept]]()
+        free = anchors.leaves.difference(anchors.a.ids[name] for name in heads.cones - heads.regions.keys())
         for place, (side, run) in enumerate(zip((anchors.a, anchors.b), smallest, strict=True)):
-            leaves = {name: number for name, number in side.ids.items() if number in anchors.leaves}
+            leaves = {name: number for name, number in side.ids.items() if number in free}
             shapes = {name: run.shapes[name] for name in leaves if name in run.data and name not in run.marked}
             drawn = {name: (leaves[name], np.arange(math.prod(each)).reshape(each)) for name, each in shapes.items()}
             wanted = [str(pair[place]) for pair in anchors.pairs if place or not (pair[2] and pair[0] in drawn)]

@@ -71,7 +71,8 @@ class Kept(Fingerprints):
         self.wanted: dict[str, Any] = dict.fromkeys(wanted)
 
         def before(name: str) -> list[str]:
-            names = program.reads(self.makers[name]) if name in self.makers else ()
+            leaves = self.regions[name].leaves if name in self.regions else ()
+            names = (*program.reads(self.makers[name]), *leaves) if name in self.makers else ()
             return [each for each in names if each not in self.replaced]
 
         self.needed = {*reached(self.wanted, before)} if self.wanted else None
