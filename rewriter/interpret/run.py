@@ -123,19 +123,18 @@ def hooks_of(index: HeadIndex, neurons: Mapping[str, Sequence[int]] | None = Non
 
 def _streams(layer: str, own: list[tuple[Sublayer, Write]]) -> Iterator[tuple[str, str]]:
     """(hook, tensor) of the residual stream around a layer's sublayers, and of their outputs."""
-    last = own[-1][1].after if own else ""
-    known: list[str] = []
-    for place, (named, write) in enumerate(own):
+    if not own:
+        return
+    known, last = list[str](), own[-1][1].after
+    yield f"{layer}.hook_resid_pre", own[0][1].before
+    for named, write in own:
         kind = named.name.removeprefix(f"{layer}.").replace("mlp_heads", "mlp_out").replace("attn", "attn_out")
-        if place == 0:
-            yield f"{layer}.hook_resid_pre", write.before
         yield f"{layer}.hook_{kind}", write.out
         if write.after not in (last, *known):
             suffix = "" if not known else "_cross" if "cross" in named.name else f"_{len(known) + 1}"
             yield f"{layer}.hook_resid_mid{suffix}", write.after
             known.append(write.after)
-    if last:
-        yield f"{layer}.hook_resid_post", last
+    yield f"{layer}.hook_resid_post", last
 
 
 def _by_sequence(index: HeadIndex, tensor: str, z: str) -> Hook:

@@ -96,8 +96,7 @@ class Tracer:
     def _feeds(self) -> Mapping[str, Array]:
         """The inputs of a small case; none if they cannot be generated."""
         with suppress(UsageError):
-            maker = self.maker()
-            return maker.case((_BATCH, _TOKENS, _PAST if maker.cached else 0)).feeds
+            return self.maker().case((_BATCH, _TOKENS, _PAST)).feeds
         return {}
 
     @cached_property
