@@ -48,12 +48,8 @@ class Attribution:
     @property
     def residuals(self) -> dict[str, float]:
         """The logit minus each of the two sums."""
-        return {name: self.logit - total(parts) for name, parts in (("direct", self.direct), ("paths", self.paths))}
-
-
-def total(parts: Mapping[str, Array]) -> float:
-    """The sum of all contributions."""
-    return float(sum(float(np.sum(part)) for part in parts.values()))
+        sums = {"direct": self.direct, "paths": self.paths}
+        return {name: self.logit - sum(float(np.sum(part)) for part in parts.values()) for name, parts in sums.items()}
 
 
 def attribute(

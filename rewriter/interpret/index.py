@@ -224,8 +224,6 @@ def _described(each: Sublayer) -> dict[str, Any]:
 
 
 class _Builder:
-    """Builds the tensors of sublayers, and collects failures."""
-
     def __init__(self, tracer: Tracer, values: Constants, *, fold_ln: bool, wide: bool) -> None:
         self._view, self._constants, self._values = tracer.view, tracer.constants, values
         self._fold, self._wide = fold_ln, wide

@@ -88,8 +88,7 @@ def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, A
     if inside:
         part = extract(index.runs, view, upstream(view, frozenset(found), inside))
         model = LoadedModel(part, None, index.source.base_dir, (), 0)
-        feeds = fed(model, found)
-        found |= open_model(model, "cpu", optimise=False, prepack=False).run(feeds)
+        found |= open_model(model, "cpu", optimise=False, prepack=False).run(fed(model, found))
     return {name: found[name] for name in names}
 
 
@@ -150,24 +149,22 @@ def _by_sequence(index: HeadIndex, tensor: str, z: str) -> Hook:
 
 
 def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
-    def by_token(z: Array) -> Array:
-        return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
+    def by_head(array: Array) -> Array:
+        """[batch, heads, ...]: some arrays have both as one axis."""
+        return array.reshape(-1, own.heads, *array.shape[-2:])
 
     def by_sequence(output: str, made: Callable[[Array, int], Array]) -> Hook:
         """What `made` makes of an output and the number of sequences."""
-        return Hook((output, own.z), lambda tapped: made(tapped[output], len(by_token(tapped[own.z]))))
-
-    def by_head(tensor: str) -> Hook:
-        return Hook((tensor,), lambda values: values[tensor].reshape(-1, own.heads, *values[tensor].shape[-2:]))
+        return Hook((output, own.z), lambda tapped: made(tapped[output], len(by_head(tapped[own.z]))))
 
     for side, columns in (("q", own.query), ("k", own.key)):
         yield f"hook_{side}", by_sequence(columns.operator.output, columns.by_head)
         if columns.norm:
             yield f"hook_{side}_normed", by_sequence(columns.norm.norm.output, columns.norm.by_head)
     yield "hook_v", by_sequence(own.value.operator.output, partial(own.value.by_head, scaled=True))
-    yield "hook_z", Hook((own.z,), lambda values: by_token(values[own.z]))
-    yield "hook_attn_scores", by_head(own.scores)
-    yield "hook_pattern", by_head(own.pattern)
+    yield "hook_z", Hook((own.z,), lambda values: by_head(values[own.z]).swapaxes(1, 2))
+    yield "hook_attn_scores", Hook((own.scores,), lambda values: by_head(values[own.scores]))
+    yield "hook_pattern", Hook((own.pattern,), lambda values: by_head(values[own.pattern]))
 
 
 def _neurons(index: HeadIndex, own: NeuronHeads, z: str, members: Sequence[int] | slice) -> Iterator[tuple[str, Hook]]:

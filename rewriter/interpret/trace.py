@@ -101,7 +101,6 @@ class Tracer:
 
     @cached_property
     def _shapes(self) -> Shapes:
-        """The shapes in this case."""
         sizes = dict[str, int]()
         for name, array in self._feeds.items():
             for axis, (dim, size) in enumerate(zip(self.view.type_of(name).shape or (), array.shape, strict=False)):
