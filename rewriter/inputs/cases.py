@@ -159,8 +159,7 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
     if role is Role.FLOATS and rank == 3 and re.search(r"feature|mel|spectro|audio", name):
         kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # in spectrograms the frames come last
     if "encoder" in name:
-        tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
-        kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
+        kinds = tuple(Kind.ENCODER if kind in {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE} else kind for kind in kinds)
     found = []
     for axis, (dim, place) in enumerate(zip(shape, kinds, strict=True)):
         by_name = kind_of(dim) if isinstance(dim, str) else None
