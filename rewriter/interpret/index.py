@@ -182,8 +182,9 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
     view = plan.views[0]
     tracer = Tracer(source, plan.model, plan.views)
-    named, lost = find_sublayers(tracer, plan, program)
-    bodies = [
+    lost = list[Miss]()
+    named = find_sublayers(tracer, plan, lost, program)
+    lost += [
         Miss("attention in a body is not indexed", f"{each.where}/{label(node)}", "attention")
         for each in plan.views[1:]
         for place, node in enumerate(each.nodes)
@@ -201,7 +202,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
                 added = added or writes(view, tracer.constants, kept)
                 tensors |= dict(builder.ends(kept, added, output.name))
                 break
-        missed = (*lost, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
+        missed = (*lost, *builder.missed, *(Miss(note, "") for note in notes))
         shared = source, plan.model, runs, view, tensors, builder.value, builder.folded, made, tracer.maker, added
         return HeadIndex(kept, missed, *shared, plan.recognised.stream)
 

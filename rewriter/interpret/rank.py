@@ -233,8 +233,7 @@ def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
     for own in index.sublayers:
         for reader in read(index, own):
             found = {*index.view.back(reader.data, STREAM, sides)}
-            order = [side for data, side in sides.items() if data in found and side.sublayer is not own]
-            if order:
+            if order := [side for data, side in sides.items() if data in found and side.sublayer is not own]:
                 yield reader, order
 
 

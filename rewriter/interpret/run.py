@@ -84,8 +84,7 @@ def tensors_of(hooks: Iterable[Hook]) -> list[str]:
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
     """Values of tensors by onnxruntime; a case may hold tensors inside the model. Raises ValidationError."""
     view, found = index.view_of_runs, dict(case.feeds)
-    inside = [name for name in dict.fromkeys(names) if name not in found]
-    if inside:
+    if inside := [name for name in dict.fromkeys(names) if name not in found]:
         part = extract(index.runs, view, upstream(view, frozenset(found), inside))
         model = LoadedModel(part, None, index.source.base_dir, (), 0)
         found |= open_model(model, "cpu", optimise=False, prepack=False).run(fed(model, found))
@@ -295,8 +294,7 @@ def _tokenized(index: HeadIndex, given: Text) -> GivenCases:
 
 def ids_input(maker: Maker, given: str) -> InputSpec:
     """The only input of token ids, on which all others depend. Raises UsageError."""
-    unknown = next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None)
-    if unknown is not None:
+    if unknown := next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None):
         raise UsageError(f"{given} does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
     found = [spec for spec in maker.specs if spec.role is Role.IDS]
     if len(found) != 1:

@@ -72,7 +72,8 @@ agraph (float[batch, {tokens}, {MODEL}] x{more}) => (float[batch, tokens, {MODEL
 def found(model: onnx.ModelProto) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
     source = load_model(model)
     proto = with_plain(source.proto)
-    return find_attention(Tracer(source, proto, all_views(proto)))
+    missed = list[Miss]()
+    return tuple(find_attention(Tracer(source, proto, all_views(proto)), missed)), tuple(missed)
 
 
 def one(model: onnx.ModelProto) -> Attention:
