@@ -263,8 +263,7 @@ class _Builder:
                 yield from self._scales(f"{layer}.ln{len(known)}", stage.norm)
         if not (self._fold and chain.unembedding is not None):
             yield from self._scales("ln_final", chain.norm)
-        if chain.unembedding is not None:
-            read = chain.unembedding
+        if (read := chain.unembedding) is not None:
             affine, dtype = AffineMap(read, self.value, chain.norm if self._fold else None), self._dtype(read.weight)
             shape = read.in_features, read.out_features
             yield "unembed.W_U", HeadTensor(shape, dtype, lambda: affine.weight() * dtype.type(chain.factor))

@@ -90,8 +90,7 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Sublayer])
     # Results of parallel sublayers are added to each other first, and their sum to the stream.
     shared = Counter(found.after for found in sums.values())
     for name, write in sums.items():
-        outer = _sum(view, constants, write.after, {}) if shared[write.after] > 1 else None
-        if outer is not None:
+        if shared[write.after] > 1 and (outer := _sum(view, constants, write.after, {})):
             sums[name] = replace(write, before=outer.before, after=outer.after)
     return sums
 
