@@ -70,14 +70,11 @@ def with_mlp_heads(bridge: Any, model: Source) -> Any:
 def _layers(index: HeadIndex, count: int) -> list[str]:
     names = [f"blocks.{number}.mlp_heads" for number in range(count)]
     known = [each.name for each in index.sublayers if isinstance(each, NeuronHeads)]
-    for name in names:
-        if name not in known:
-            reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed), "")
-            raise UsageError(f"the file has no {name} for an MLP of the model{reason}")
-    for name in known:
-        if name not in names:
-            what = f"has no place in a model of {count} blocks with one MLP each"
-            raise UsageError(f"the file has {name}, which {what}")
+    if missing := [name for name in names if name not in known]:
+        reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed), "")
+        raise UsageError(f"the file has no {missing[0]} for an MLP of the model{reason}")
+    if more := [name for name in known if name not in names]:
+        raise UsageError(f"the file has {more[0]}, which has no place in a model of {count} blocks with one MLP each")
     return names
 
 

@@ -112,9 +112,8 @@ def options_among(given: Mapping[str, Any], kind: type[Made]) -> tuple[Made, Set
     Raises TypeError for a keyword that is neither, UsageError for an unfit value.
     """
     known = [each.name for each in (*options_of(kind), *options_of(Settings))]
-    for name in given:
-        if name not in known:
-            raise TypeError(unknown_option(name, known))
+    if unknown := [name for name in given if name not in known]:
+        raise TypeError(unknown_option(unknown[0], known))
     inputs, dims = given.get("inputs"), dict(given.get("dims") or {})
     proof = {**given, "inputs": None if inputs is None else as_given(inputs), "dims": dims}
     return build(kind, given), build(Settings, proof)

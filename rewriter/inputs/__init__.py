@@ -24,9 +24,8 @@ def as_given(inputs: Inputs) -> Given:
     if not cases or not all(isinstance(case, Mapping) and case for case in cases):
         raise UsageError("inputs must be the path of an npz file, arrays by input name, or a list of those")
     prefixes = [""] if len(cases) == 1 else [f"{number}/" for number in range(len(cases))]
-    return {
-        f"{prefix}{name}": value for prefix, case in zip(prefixes, cases, strict=True) for name, value in case.items()
-    }
+    named = zip(prefixes, cases, strict=True)
+    return {f"{prefix}{name}": value for prefix, case in named for name, value in case.items()}
 
 
 def spelled(given: Given) -> str:

@@ -154,13 +154,11 @@ def kind_of(dim: str) -> Kind | None:
 
 
 def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
-    """The kinds of an input's axes: by the name of the dimension, or else by role and place."""
     rank, kinds = len(shape), _places(role, len(shape))
     if role is Role.FLOATS and rank == 3 and re.search(r"feature|mel|spectro|audio", name):
         kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # in spectrograms the frames come last
     if "encoder" in name:
-        tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
-        kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
+        kinds = tuple(Kind.ENCODER if kind in {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE} else kind for kind in kinds)
     found = []
     for axis, (dim, place) in enumerate(zip(shape, kinds, strict=True)):
         by_name = kind_of(dim) if isinstance(dim, str) else None
@@ -378,7 +376,13 @@ class Maker:
         self.loose = False  # whether masks, positions and lengths are drawn independently of the sizes
         dims_of = ((spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape))
         self._symbols = [(spec, axis, _terms(spec, dim)) for spec, axis, dim in dims_of if isinstance(dim, str)]
-        self._check_dims()
+        known = dict.fromkeys(name for *_, terms in self._symbols for name in terms if name)
+        for name, value in self._fixed.items():
+            if name not in known:
+                listed = ", ".join(quoted(each) for each in known) or "none"
+                raise UsageError(f"no input has a dimension {quoted(name)}; the model's symbolic dimensions: {listed}")
+            if value < 0:
+                raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a non-negative number")
         roles = {spec.role for spec in self.specs}
         self.branches = Role.BRANCH in roles  # whether an input indicates a past
         self.cached = not roles.isdisjoint({Role.PAST, Role.PAST_LENGTH, Role.BRANCH})
@@ -389,9 +393,9 @@ class Maker:
         self.free = self.varied - self._pinned().keys()  # not fixed by the caller
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
         most_token = max(map(max, texts), default=math.inf)
-        known = (spec for spec in self.specs if spec.role is Role.IDS and most_token < (spec.rows or 0))
+        able = (spec for spec in self.specs if spec.role is Role.IDS and most_token < (spec.rows or 0))
         # Text in the model's vocabulary.
-        self._worded = {spec.name for spec in known if spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}}
+        self._worded = {spec.name for spec in able if spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}}
         self.texts = texts if self._worded else ()  # alternate with random numbers, if the model has these tokens
         self._states = states if self.texts else None
 
@@ -400,15 +404,6 @@ class Maker:
         other = copy(self)
         vars(other).update(changed, longest=min(self.longest, most or ANY_LENGTH))
         return other
-
-    def _check_dims(self) -> None:
-        known = dict.fromkeys(name for *_, terms in self._symbols for name in terms if name)
-        for name, value in self._fixed.items():
-            if name not in known:
-                listed = ", ".join(quoted(each) for each in known) or "none"
-                raise UsageError(f"no input has a dimension {quoted(name)}; the model's symbolic dimensions: {listed}")
-            if value < 0:
-                raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a non-negative number")
 
     def usual(self, *, few: bool = False) -> list[Case]:
         """Two to six cases; `few` are the first and the last two, and with a longest sequence, `most`, that is one."""
@@ -636,8 +631,7 @@ def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
     if not cases:
         raise UsageError(f"{told}: there are no arrays")
     for case, feeds in cases.items():
-        missing = [quoted(name) for name in known if name not in {*defaults, *feeds}]
-        if missing:
+        if missing := [quoted(name) for name in known if name not in {*defaults, *feeds}]:
             where = "" if case == _ONLY else f" of case {quoted(case)}"
             raise UsageError(f"{told}: input{'s' * (len(missing) > 1)} {', '.join(missing)}{where} missing")
     return tuple(Case(one_line(case, 80), feeds) for case, feeds in cases.items())

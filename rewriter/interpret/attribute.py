@@ -48,12 +48,8 @@ class Attribution:
     @property
     def residuals(self) -> dict[str, float]:
         """The logit minus each of the two sums."""
-        return {name: self.logit - total(parts) for name, parts in (("direct", self.direct), ("paths", self.paths))}
-
-
-def total(parts: Mapping[str, Array]) -> float:
-    """The sum of all contributions."""
-    return float(sum(float(np.sum(part)) for part in parts.values()))
+        sums = {"direct": self.direct, "paths": self.paths}
+        return {name: self.logit - sum(float(np.sum(part)) for part in parts.values()) for name, parts in sums.items()}
 
 
 def attribute(
@@ -427,13 +423,12 @@ class FrozenRun:
             del self.values[name]
         if output.ndim != (3 if chain.token is None else 2):
             raise UsageError(f"output {self._output} has shape {[*output.shape]}, not [batch, tokens, entries]")
-        made = logits[0]
-        if chain.token is not None:  # [entries]: the output has one token only
-            made, position = made[None], 0
+        # [tokens, entries]; where the output is [entries], it has one token only.
+        made, shown = (each[0] if chain.token is None else each[:1] for each in (logits, output))
+        position = position if chain.token is None else 0
         for what, entry, axis in (("token", position, 0), ("logit", logit, 1), ("logit", minus or 0, 1)):
             if not -made.shape[axis] <= entry < made.shape[axis]:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
-        entries = output[0] if chain.token is not None else output[0, position].copy()
         chosen, constants = [logit, logit if minus is None else minus], dict[str, Array]()
         signs = np.array([1.0, 0.0 if minus is None else -1.0])
         value = float(made[position, chosen] @ signs)
@@ -456,7 +451,7 @@ class FrozenRun:
             if stage.norm is not None:
                 next(iter(made.values())).constants["after.ln.b"] = np.asarray((gradient * stage.norm.bias).sum())
             inside, gradient = made | inside, after + sum(each.read for each in made.values())
-        return Linear(value, entries, start, stages, gradient, last, inside, constants, token)
+        return Linear(value, shown[position].copy(), start, stages, gradient, last, inside, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must have been started."""

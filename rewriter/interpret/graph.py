@@ -189,8 +189,7 @@ def attribution_graph(
     kept, links, cumulative = prune(edges, kinds, _KEPT_NODES, _KEPT_EDGES)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
-    ids = run.given.token_ids(length)
-    tokens = tuple(range(length)) if ids is None else ids
+    tokens = run.given.token_ids(length) or tuple(range(length))
     shown = run.words or tuple(map(str, tokens))
     why = dict[int, Callable[[Sequence[str]], Why]]()
     scores = cache(partial(ScoreTerms, run))
@@ -350,8 +349,7 @@ def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
         "bias_tokens": members.by_node(members.weights).sum(axis=1) * neurons.constant,
         "ln.b": rows @ neurons.norm.bias,
     }
-    for token in range(len(members.places)):
-        own = members.at[token]
+    for token, own in enumerate(members.at):
         parts = {name: part[own] for name, part in added.items()}
         yield members.nodes[own], neurons.norm.at(token).back(rows[own]), parts
 
@@ -366,8 +364,7 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
 
     if step.norm is None:
         values = by_node(np.einsum("thk,hts,shk->th", members.weights, step.pattern, step.value).reshape(-1)[order])
-        for token in range(len(members.places)):
-            own = members.at[token]
+        for own in members.at:
             empty = np.zeros((len(values[own]), step.bias.size))
             yield members.nodes[own], empty, {"other_sequence": values[own]}
         return

@@ -182,8 +182,9 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
     view = plan.views[0]
     tracer = Tracer(source, plan.model, plan.views)
-    named, lost = find_sublayers(tracer, plan, program)
-    bodies = [
+    lost = list[Miss]()
+    named = find_sublayers(tracer, plan, lost, program)
+    lost += [
         Miss("attention in a body is not indexed", f"{each.where}/{label(node)}", "attention")
         for each in plan.views[1:]
         for place, node in enumerate(each.nodes)
@@ -201,7 +202,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
                 added = added or writes(view, tracer.constants, kept)
                 tensors |= dict(builder.ends(kept, added, output.name))
                 break
-        missed = (*lost, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
+        missed = (*lost, *builder.missed, *(Miss(note, "") for note in notes))
         shared = source, plan.model, runs, view, tensors, builder.value, builder.folded, made, tracer.maker, added
         return HeadIndex(kept, missed, *shared, plan.recognised.stream)
 
@@ -224,8 +225,6 @@ def _described(each: Sublayer) -> dict[str, Any]:
 
 
 class _Builder:
-    """Builds the tensors of sublayers, and collects failures."""
-
     def __init__(self, tracer: Tracer, values: Constants, *, fold_ln: bool, wide: bool) -> None:
         self._view, self._constants, self._values = tracer.view, tracer.constants, values
         self._fold, self._wide = fold_ln, wide
@@ -264,8 +263,7 @@ class _Builder:
                 yield from self._scales(f"{layer}.ln{len(known)}", stage.norm)
         if not (self._fold and chain.unembedding is not None):
             yield from self._scales("ln_final", chain.norm)
-        if chain.unembedding is not None:
-            read = chain.unembedding
+        if (read := chain.unembedding) is not None:
             affine, dtype = AffineMap(read, self.value, chain.norm if self._fold else None), self._dtype(read.weight)
             shape = read.in_features, read.out_features
             yield "unembed.W_U", HeadTensor(shape, dtype, lambda: affine.weight() * dtype.type(chain.factor))

@@ -43,7 +43,7 @@ def ablate(model: Source | HeadIndex, names: Names, how: str = "zero", *, inputs
     if (inputs is None) != (how == "zero"):
         raise UsageError(f"ablation by {how} takes {'no ' if how == 'zero' else ''}inputs")
     index, proto = _opened(model)
-    places = list(_outputs(index, names))
+    places = _outputs(index, names)
     tensors = [tensor for tensor, _ in places]
     totals: dict[str, Array] = {}
     for case in () if inputs is None else cases_of(index, inputs).cases:
@@ -60,7 +60,7 @@ def patch(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any:
     The result runs on as many sequences and tokens as `inputs` have; one sequence broadcasts to any number.
     """
     index, proto = _opened(model)
-    return _like(model, _recorded(index, proto, list(_outputs(index, names)), inputs))
+    return _like(model, _recorded(index, proto, _outputs(index, names), inputs))
 
 
 def freeze(model: Source | HeadIndex, names: Names, inputs: InputsOrText) -> Any:
@@ -90,10 +90,10 @@ def _opened(model: Source | HeadIndex) -> tuple[HeadIndex, onnx.ModelProto]:
     return index, self_contained(replace(index.source, proto=index.proto))
 
 
-def _outputs(index: HeadIndex, names: Names) -> Iterator[tuple[str, Array]]:
+def _outputs(index: HeadIndex, names: Names) -> Places:
     """The chosen heads' outputs, [..., channels]. Raises UsageError."""
-    for own, numbers in chosen_heads(index, names):
-        yield written_by(own), np.isin(np.arange(own.channels.size), own.channels[numbers])
+    chosen = chosen_heads(index, names)
+    return [(written_by(own), np.isin(np.arange(own.channels.size), own.channels[numbers])) for own, numbers in chosen]
 
 
 def written_by(own: Sublayer) -> str:
@@ -209,10 +209,9 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
         squares = (left.swapaxes(1, 2) @ left) * (right @ right.swapaxes(1, 2))
         size = np.linalg.norm(theirs[two.result].astype(np.float64)) or 1.0
         sizes = np.sqrt(np.maximum(squares.sum(axis=(1, 2)), 0.0)) / size
-        for number, share in enumerate(_changes(index, changed, one, two)):
-            rows.append(ChangedHead(f"{one.name}.{number}", share, float(sizes[number])))
+        rows += map(ChangedHead, one.members, _changes(index, changed, one, two), sizes.tolist())
         for number in np.argsort(-sizes, kind="stable")[:top].tolist():
-            moved[f"{one.name}.{number}"] = two.result, left[number] @ right[number]
+            moved[one.members[number]] = two.result, left[number] @ right[number]
     rows.sort(key=lambda row: -row.written)
     outputs = [own[name] for name in index.view.outputs]
     error = _error([*values_of(changed, other_case, changed.view.outputs).values()], outputs)

@@ -44,8 +44,7 @@ class HeadSide:
     def make(self, chosen: Chosen = slice(None)) -> Array:
         """The factors, of some members or all, scaled to a product of norm 1 (or 0)."""
         array = _checked(self.factors(chosen), self.sublayer)
-        norms = np.sqrt(np.einsum("mrd,mrd->m", array, array, dtype=np.float64))[:, None, None]
-        return np.asarray((array / np.where(norms == 0.0, 1.0, norms)).astype(array.dtype))
+        return _unit(array.reshape(len(array), -1)).reshape(array.shape)
 
 
 def written(index: HeadIndex, own: Sublayer) -> HeadSide:
@@ -206,8 +205,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
     places = {name: place for place, name in enumerate(names)}
     outputs = [index.tensors[f"{each.name}.W_O"] for each in index.sublayers]
     dtype = np.dtype(np.float64 if any(each.dtype == np.float64 for each in outputs) else np.float32)
-    kept = min(top, max(len(names), 1))
-    reads = {kind: Best(len(names), kept, dtype) for kind in KINDS}
+    reads = {kind: Best(len(names), min(top, len(names)), dtype) for kind in KINDS}
     largest, least = np.zeros(0, dtype), 0.0  # of all scores
     for reader, ours, writer, theirs in _factors(index, turned=not every_head):
         widths = ours.array.shape[-1], theirs.array.shape[-1]
@@ -235,16 +233,13 @@ def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
     for own in index.sublayers:
         for reader in read(index, own):
             found = {*index.view.back(reader.data, STREAM, sides)}
-            order = [side for data, side in sides.items() if data in found and side.sublayer is not own]
-            if order:
+            if order := [side for data, side in sides.items() if data in found and side.sublayer is not own]:
                 yield reader, order
 
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    """Factors [members, rank, d_model]."""
-
-    array: Array
+    array: Array  # [members, rank, d_model]
 
     @cached_property
     def largest(self) -> float:
@@ -266,11 +261,10 @@ def _likely(least: float, ours: _Factors, theirs: _Factors, part: slice) -> tupl
     ||A1 B1^T|| + (||A2||^2 + ||B2||^2) / 2 if A1, B1 are some of their channels, and A2, B2 the others.
     """
     a, b = ours.array[part], theirs.array
-    bounded = any(each.array.shape[1] > 1 and each.largest < least for each in (ours, theirs))
+    if any(each.array.shape[1] > 1 and each.largest < least for each in (ours, theirs)):
+        return np.zeros(len(a), bool), np.zeros(len(b), bool)
     used = np.arange(1, width := a.shape[-1])  # for so many channels of unrelated heads, the bound is:
     enough = used[1.0 - (used - _RARE * np.sqrt(used)) / width < least].tolist()
-    if bounded:
-        return np.zeros(len(a), bool), np.zeros(len(b), bool)
     if not enough:
         return slice(None), slice(None)
     bound = block_scores(a[..., : enough[0]], b[..., : enough[0]])
@@ -424,8 +418,8 @@ def directions(index: HeadIndex, own: Sublayer, chosen: Sequence[int]) -> dict[s
 
 
 def _unit(vectors: Array) -> Array:
-    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return np.asarray(vectors / np.where(norms == 0.0, 1.0, norms))
+    norms = np.sqrt(np.einsum("md,md->m", vectors, vectors, dtype=np.float64))[:, None]
+    return np.asarray((vectors / np.where(norms == 0.0, 1.0, norms)).astype(vectors.dtype))
 
 
 def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ranked, Ranked]]:

@@ -84,12 +84,10 @@ def tensors_of(hooks: Iterable[Hook]) -> list[str]:
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
     """Values of tensors by onnxruntime; a case may hold tensors inside the model. Raises ValidationError."""
     view, found = index.view_of_runs, dict(case.feeds)
-    inside = [name for name in dict.fromkeys(names) if name not in found]
-    if inside:
+    if inside := [name for name in dict.fromkeys(names) if name not in found]:
         part = extract(index.runs, view, upstream(view, frozenset(found), inside))
         model = LoadedModel(part, None, index.source.base_dir, (), 0)
-        feeds = fed(model, found)
-        found |= open_model(model, "cpu", optimise=False, prepack=False).run(feeds)
+        found |= open_model(model, "cpu", optimise=False, prepack=False).run(fed(model, found))
     return {name: found[name] for name in names}
 
 
@@ -123,19 +121,18 @@ def hooks_of(index: HeadIndex, neurons: Mapping[str, Sequence[int]] | None = Non
 
 def _streams(layer: str, own: list[tuple[Sublayer, Write]]) -> Iterator[tuple[str, str]]:
     """(hook, tensor) of the residual stream around a layer's sublayers, and of their outputs."""
-    last = own[-1][1].after if own else ""
-    known: list[str] = []
-    for place, (named, write) in enumerate(own):
+    if not own:
+        return
+    known, last = list[str](), own[-1][1].after
+    yield f"{layer}.hook_resid_pre", own[0][1].before
+    for named, write in own:
         kind = named.name.removeprefix(f"{layer}.").replace("mlp_heads", "mlp_out").replace("attn", "attn_out")
-        if place == 0:
-            yield f"{layer}.hook_resid_pre", write.before
         yield f"{layer}.hook_{kind}", write.out
         if write.after not in (last, *known):
             suffix = "" if not known else "_cross" if "cross" in named.name else f"_{len(known) + 1}"
             yield f"{layer}.hook_resid_mid{suffix}", write.after
             known.append(write.after)
-    if last:
-        yield f"{layer}.hook_resid_post", last
+    yield f"{layer}.hook_resid_post", last
 
 
 def _by_sequence(index: HeadIndex, tensor: str, z: str) -> Hook:
@@ -151,24 +148,22 @@ def _by_sequence(index: HeadIndex, tensor: str, z: str) -> Hook:
 
 
 def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
-    def by_token(z: Array) -> Array:
-        return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
+    def by_head(array: Array) -> Array:
+        """[batch, heads, ...]: some arrays have both as one axis."""
+        return array.reshape(-1, own.heads, *array.shape[-2:])
 
     def by_sequence(output: str, made: Callable[[Array, int], Array]) -> Hook:
         """What `made` makes of an output and the number of sequences."""
-        return Hook((output, own.z), lambda tapped: made(tapped[output], len(by_token(tapped[own.z]))))
-
-    def by_head(tensor: str) -> Hook:
-        return Hook((tensor,), lambda values: values[tensor].reshape(-1, own.heads, *values[tensor].shape[-2:]))
+        return Hook((output, own.z), lambda tapped: made(tapped[output], len(by_head(tapped[own.z]))))
 
     for side, columns in (("q", own.query), ("k", own.key)):
         yield f"hook_{side}", by_sequence(columns.operator.output, columns.by_head)
         if columns.norm:
             yield f"hook_{side}_normed", by_sequence(columns.norm.norm.output, columns.norm.by_head)
     yield "hook_v", by_sequence(own.value.operator.output, partial(own.value.by_head, scaled=True))
-    yield "hook_z", Hook((own.z,), lambda values: by_token(values[own.z]))
-    yield "hook_attn_scores", by_head(own.scores)
-    yield "hook_pattern", by_head(own.pattern)
+    yield "hook_z", Hook((own.z,), lambda values: by_head(values[own.z]).swapaxes(1, 2))
+    yield "hook_attn_scores", Hook((own.scores,), lambda values: by_head(values[own.scores]))
+    yield "hook_pattern", Hook((own.pattern,), lambda values: by_head(values[own.pattern]))
 
 
 def _neurons(index: HeadIndex, own: NeuronHeads, z: str, members: Sequence[int] | slice) -> Iterator[tuple[str, Hook]]:
@@ -299,8 +294,7 @@ def _tokenized(index: HeadIndex, given: Text) -> GivenCases:
 
 def ids_input(maker: Maker, given: str) -> InputSpec:
     """The only input of token ids, on which all others depend. Raises UsageError."""
-    unknown = next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None)
-    if unknown is not None:
+    if unknown := next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None):
         raise UsageError(f"{given} does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
     found = [spec for spec in maker.specs if spec.role is Role.IDS]
     if len(found) != 1:

@@ -90,8 +90,7 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Sublayer])
     # Results of parallel sublayers are added to each other first, and their sum to the stream.
     shared = Counter(found.after for found in sums.values())
     for name, write in sums.items():
-        outer = _sum(view, constants, write.after, {}) if shared[write.after] > 1 else None
-        if outer is not None:
+        if shared[write.after] > 1 and (outer := _sum(view, constants, write.after, {})):
             sums[name] = replace(write, before=outer.before, after=outer.after)
     return sums
 
@@ -245,8 +244,7 @@ def _stages(
 ) -> tuple[Stage, ...]:
     """The consecutive stages on whose results the normalised stream `end` depends."""
     what = f"output {output} cannot be attributed"
-    silent = next((each.name for each in sublayers if each.name not in added), None)
-    if silent is not None:
+    if silent := next((each.name for each in sublayers if each.name not in added), None):
         raise UsageError(f"{what}: {silent} does not add to the residual stream")
     chain, apart = list[Stage](), list[Sublayer]()
     for after, group in groupby(reversed(sublayers), lambda each: added[each.name].after):
@@ -261,8 +259,7 @@ def _stages(
         raise UsageError(f"{what}: no sublayer writes to the stream that it reads")
     # The sublayers of an encoder write to another stream; in one stack none may be missing.
     stacks = {each.layer.split(".")[0] for each in chain[0].sublayers}
-    lost = next((each.name for each in apart if each.layer.split(".")[0] in stacks), None)
-    if lost is not None:
+    if lost := next((each.name for each in apart if each.layer.split(".")[0] in stacks), None):
         raise UsageError(f"{what}: {lost} is not on the stream that it reads")
     return tuple(chain)
 

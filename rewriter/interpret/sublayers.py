@@ -210,10 +210,9 @@ class Attention(Named):
     count = heads
 
 
-def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
-    """All attention sublayers in order, except the nodes `made` by this tool, and the ones that are not understood."""
+def find_attention(tracer: Tracer, missed: list[Miss], made: Collection[int] = ()) -> list[Attention]:
+    """All attention sublayers in order, except the nodes `made` by this tool; `missed` gets those not understood."""
     found: list[Attention] = []
-    missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):
         if index in made:
             continue
@@ -226,7 +225,7 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
                         raise LostError("its weights are not the Softmax of its scores", label(maker))
             elif node.op_type.endswith("Attention"):
                 definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
-    return tuple(found), tuple(missed)
+    return found
 
 
 def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> list[Attention]:
@@ -309,8 +308,7 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
         return values is not None and node.input[values] not in tracer.constants
 
     for index, steps in tracer.view.routes(tensor, is_product, lambda node, _: node.op_type in _GUARDING, onward=True):
-        rounded = [label(nodes[at]) for at, _ in steps if nodes[at].op_type in _ROUNDING]
-        if rounded:
+        if rounded := [label(nodes[at]) for at, _ in steps if nodes[at].op_type in _ROUNDING]:
             raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded[-1])
         return nodes[index].input[0], nodes[index]
     return tensor, None
@@ -371,10 +369,9 @@ class NeuronHeads(Named):
         return 2 if lacking else max(group.dimension for group in self.groups)
 
 
-def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tuple[Miss, ...]]:
-    """The neuron heads of the main graph, and blocks without heads; `program` is a key of `PROGRAMS`."""
+def find_neurons(plan: Plan, missed: list[Miss], program: str) -> list[NeuronHeads]:
+    """The neuron heads of the main graph; `missed` gets blocks without heads, `program` is a key of `PROGRAMS`."""
     view = plan.views[0]
-    missed: list[Miss] = []
     for each in plan.left:
         done = each.miss.reason == ALREADY
         if not done or each.where:
@@ -400,7 +397,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
             heads = _heads(view, block, read, program, whole=given is not None)
             # The plan states the error of the file's own heads.
             found.append(replace(heads, bound=max(heads.bound, made.max_error)))
-    return tuple(found), tuple(missed)
+    return found
 
 
 def _heads(view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool) -> NeuronHeads:
@@ -427,11 +424,10 @@ def _heads(view: GraphView, block: Block, projections: Projections, program: str
 Sublayer = Attention | NeuronHeads
 
 
-def find_sublayers(tracer: Tracer, plan: Plan, program: str) -> tuple[tuple[Sublayer, ...], tuple[Miss, ...]]:
-    """All sublayers of the main graph in order, with unique names, and attention and blocks that are not understood."""
-    attention, lost = find_attention(tracer, plan.recognised.nodes(tracer.view))
-    neurons, left = find_neurons(plan, program)
-    namer, modules = Namer(), list[Sublayer](neurons)
+def find_sublayers(tracer: Tracer, plan: Plan, missed: list[Miss], program: str) -> list[Sublayer]:
+    """All sublayers of the main graph in order, with unique names; `missed` gets what is not understood."""
+    attention = find_attention(tracer, missed, plan.recognised.nodes(tracer.view))
+    namer, modules = Namer(), list[Sublayer](find_neurons(plan, missed, program))
     for each in attention:
         first = {side.operator.node: side.operator for side in (each.query, each.key, each.value)}
         modules.append(replace(each, module=namer.name(tracer.view, tuple(first.values()), (each.output,), ())))
@@ -453,4 +449,4 @@ def find_sublayers(tracer: Tracer, plan: Plan, program: str) -> tuple[tuple[Subl
         name = f"{layer}.{kind}"
         copies[name] += 1
         found.append(replace(sublayer, name=name if copies[name] == 1 else f"{name}_{copies[name]}", layer=layer))
-    return tuple(found), (*lost, *left)
+    return found

@@ -96,13 +96,11 @@ class Tracer:
     def _feeds(self) -> Mapping[str, Array]:
         """The inputs of a small case; none if they cannot be generated."""
         with suppress(UsageError):
-            maker = self.maker()
-            return maker.case((_BATCH, _TOKENS, _PAST if maker.cached else 0)).feeds
+            return self.maker().case((_BATCH, _TOKENS, _PAST)).feeds
         return {}
 
     @cached_property
     def _shapes(self) -> Shapes:
-        """The shapes in this case."""
         sizes = dict[str, int]()
         for name, array in self._feeds.items():
             for axis, (dim, size) in enumerate(zip(self.view.type_of(name).shape or (), array.shape, strict=False)):

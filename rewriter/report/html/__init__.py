@@ -44,7 +44,6 @@ def require_jinja() -> Any:
 def render(report: Report) -> str:
     """The page of a report, without sections that would be empty. Raises UsageError if jinja2 is missing."""
     verdict, _, meaning = report.summary.partition("  ")
-    found = sections(report)
     return _filled(
         "page.html.j2",
         resource("style.css"),
@@ -56,8 +55,7 @@ def render(report: Report) -> str:
         certainty=list(certainty(report)),
         lines=list(summary_lines(report, proof=False)),
         notes=warnings(report),
-        sections=found,
-        anchors=[anchor for anchor, _, _ in found],
+        sections=sections(report),
     )
 
 

@@ -70,9 +70,9 @@ agraph (float[batch, {tokens}, {MODEL}] x{more}) => (float[batch, tokens, {MODEL
 
 
 def found(model: onnx.ModelProto) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
-    source = load_model(model)
+    source, missed = load_model(model), list[Miss]()
     proto = with_plain(source.proto)
-    return find_attention(Tracer(source, proto, all_views(proto)))
+    return tuple(find_attention(Tracer(source, proto, all_views(proto)), missed)), tuple(missed)
 
 
 def one(model: onnx.ModelProto) -> Attention:
