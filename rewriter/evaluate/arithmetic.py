@@ -249,7 +249,8 @@ class Field(Exact):
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self.farthest = UNREACHED if snaps else FARTHEST
-        self._tags = cache(partial(_tags, key))
+        digest = partial(hashlib.blake2b, digest_size=24, key=key)
+        self._words = cache(lambda name: np.frombuffer(digest(repr(name).encode()).digest(), "<u8"))
         self.noted = Noted()  # of the node that is evaluated
         # A sign is a coin in the field. Of `settled` ones, masks decide a part; those of `zeroed` are taken for 0.
         self.settled: set[int] = set()
@@ -390,11 +391,11 @@ class Field(Exact):
     @_in_parts
     def hash64(self, name: object, *operands: Array) -> Array:
         """A keyed hash of 64 bits, entry by entry."""
-        mixed, factor, added = self._tags(name)
+        mixed, factor, added = self._words(name)
         with np.errstate(over="ignore"):
             for operand in operands:
                 entries = np.array(operand, _U64)
-                entries *= factor
+                entries *= factor | _U64(1)
                 entries += added
                 mixed = mix(entries ^ mixed)
             return mix(mixed ^ added)
@@ -612,13 +613,6 @@ def _by_part(operands: Sequence[tuple[Field, Array]], part: Array, scale: int | 
     for (field, _), a, b, c, d in zip(operands, *parts, strict=True):  # products below 2^53
         upper = field.reduced((field.reduced(a) << 16) + b)
         yield field.reduced((upper << 26) + (field.reduced(c) << 16) + d)
-
-
-def _tags(key: bytes, name: object) -> Any:
-    """Three words for a function that is hashed under a key, of which the second is odd."""
-    digest = hashlib.blake2b(repr(name).encode(), digest_size=24, key=key).digest()
-    first, second, third = np.frombuffer(digest, np.dtype("<u8"))
-    return first, second | _U64(1), third
 
 
 def mix(h: Array) -> Array:
