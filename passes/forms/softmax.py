@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 
 from passes.conversion import ALLOWZERO_OPSET, LARGEST_FLOAT32_QUERY, SMALLEST_OPSET, Builder, Conversion, replacement
-from passes.match.projections import Projection, Projections, projections_of
+from passes.match.projections import Projection, ProjectionReader, Projections
 from passes.options import WHOLE
 from passes.programs.program import LARGEST_QUERY, Array, Group, Head, Program, groups_of, spread_error, spreads
 from rewriter.graph.edit import Replacement
@@ -345,7 +345,7 @@ def with_projections(view: GraphView, conversion: Conversion) -> Conversion:
         how = "convert the model to a newer opset first, or use form local"
         raise LostError(f"{what}; {how}", conversion.block.output)
     try:
-        return replace(conversion, projections=projections_of(view, conversion.block))
+        return replace(conversion, projections=ProjectionReader(view).read(conversion.block))
     except LostError as lost:
         return replace(conversion, by_reference=lost.miss.reason)
 

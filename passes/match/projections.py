@@ -67,20 +67,17 @@ class Projections:
         return self.value != self.query
 
 
-def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Projections:
-    """The linear operators as plain matrices; `packed` ones also as MatMulNBits, or computed. Raises LostError."""
-    return _ProjectionReader(view, packed=packed).read(block)
-
-
 def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *, biased: bool = False) -> Projection:
     """A linear operator as a matrix with its bias; if `biased`, also one in a separate Add. Raises LostError."""
-    reader = _ProjectionReader(view, constants, packed=True)
+    reader = ProjectionReader(view, constants, packed=True)
     found = reader.matrix(operator)
     return reader.with_bias(operator.output, found)[1] if biased else found
 
 
-class _ProjectionReader:
-    def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool) -> None:
+class ProjectionReader:
+    """Reads linear operators as plain matrices; `packed` ones also as MatMulNBits, or computed. Raises LostError."""
+
+    def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool = False) -> None:
         self._view, self._packed = view, packed
         self._constants = constants or Constants(view, sizes=self._sizes_of)
 

@@ -185,12 +185,9 @@ def _in_parts(compute: _Of) -> _Of:
         if len(shapes) != 1 or (size := math.prod(*shapes)) <= _CACHED:
             return np.asarray(compute(self, *operands))
         flat = [each.reshape(-1) if isinstance(each, np.ndarray) else each for each in operands]
-        made = None
-        for part in (slice(start, start + _CACHED) for start in range(0, size, _CACHED)):
-            piece = compute(self, *(x[part] if isinstance(x, np.ndarray) else x for x in flat))
-            made = np.empty(size, piece.dtype) if made is None else made
-            made[part] = piece
-        return np.asarray(made).reshape(*shapes)
+        parts = (slice(start, start + _CACHED) for start in range(0, size, _CACHED))
+        made = [compute(self, *(x[part] if isinstance(x, np.ndarray) else x for x in flat)) for part in parts]
+        return np.concatenate(made).reshape(*shapes)
 
     return computed
 

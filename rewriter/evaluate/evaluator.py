@@ -45,7 +45,7 @@ _PARTS_OPSET = 13  # nodes that define an operator are of this opset, or a later
 _SMALL_WEIGHT = 64
 _RARE = 0.125  # the share of the rarer result of comparisons, below which it hardly counts as drawn
 _MOST_POSITIONS = 2**16  # entries of a table of positions that is computed with as the runtime does, too
-_MAX_SMALL, _MAX_HELD, _MAX_UNPACKED, _MAX_KNOWN = 2**16, 4, 2**22, 2**14
+_MAX_SMALL, _MAX_HELD, _MAX_UNPACKED = 2**16, 4, 2**22
 _Made = TypeVar("_Made")
 
 
@@ -118,7 +118,6 @@ class Program:
         self.parts_opset = max(self.opsets.get("", 1), _PARTS_OPSET)
         self.kernels_of_parts = cache(lambda: Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version))
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
-        self.known: dict[int, tuple[Any, ...]] = {}  # what nodes make of constants alone, by their id
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
             raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
@@ -169,9 +168,6 @@ class Program:
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         return self._once(attributes, node)
-
-    def reads(self, node: onnx.NodeProto) -> Sequence[str]:
-        return self._once(reads, node)
 
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
         """The nodes of a graph, each with the tensors that no later node reads."""
@@ -305,24 +301,19 @@ class Evaluator:
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate one node. Raises Unsupported, with the node."""
-        names, kind = self.program.reads(node), node.op_type  # of bodies, too
+        names, kind = reads(node), node.op_type  # of bodies, too
         decided = kind not in SIZES and not self.decided.isdisjoint(names)
         fixed = environment is self.environment and self.fixed.issuperset(names)  # not in a body
-        same = fixed and not (self.in_reals or kind in CONTROL) and self.fixed.isdisjoint(self.replaced)  # everywhere
-        operands, made = list[Any](), self.program.known.get(id(node)) if same else None
+        call = Call(node, kind, self.program.attributes(node), self, decided)
         try:
-            if made is None:
-                operands = [environment[name] if name else None for name in node.input]
-                call = Call(node, kind, self.program.attributes(node), self, decided)
-                made = tuple_of(self._computed(call, operands, environment))
+            operands = [environment[name] if name else None for name in node.input]
+            made = tuple_of(self._computed(call, operands, environment))
         except (Unsupported, LostError) as error:
             raise Unsupported(f"{label(node)}: {error}") from None
         except _UNFIT as error:
             raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error
         if fixed:
             self.fixed.update(node.output)
-        if same and sum(map(np.size, made)) <= _MAX_KNOWN:
-            self.program.known[id(node)] = made
         stepped = kind in STEPS or not self.stepped.isdisjoint(names)
         chosen = kind not in SIZES and any(isinstance(x, Value) and x.constant is None for x in operands)
         ordered = chosen or not self.ordered.isdisjoint(names)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from passes.conversion import decide
 from passes.match.blocks import Block, Dataflow, Namer
 from passes.match.linear import LinearOperator
-from passes.match.projections import Projection, Projections, projections_of
+from passes.match.projections import Projection, ProjectionReader, Projections
 from passes.options import ALREADY, Options
 from passes.plan import Plan, with_operators
 from passes.programs.program import Group, Program, groups_of
@@ -383,7 +383,7 @@ def find_neurons(plan: Plan, missed: list[Miss], program: str) -> list[NeuronHea
             missed.append(Miss(f"block {block.name}: it is in the body {block.where}", block.output))
             continue
         with noting(missed, f"block {block.name}", block.output):
-            found.append(_heads(view, block, projections_of(view, block, packed=True), program, whole=False))
+            found.append(_heads(view, block, ProjectionReader(view, packed=True).read(block), program, whole=False))
     known = [each for each in plan.recognised.blocks if not each.block.path]
     for made, flow in product(known, [Dataflow(view)] if known else ()):
         with noting(missed, f"block {made.block.name} is attention heads already", made.block.output):
@@ -393,7 +393,7 @@ def find_neurons(plan: Plan, missed: list[Miss], program: str) -> list[NeuronHea
             if given is not None:
                 z = f"{block.name}/heads/z"
                 given = replace(given, output=replace(given.output, data=z if z in view.producer else ""))
-            read = given or projections_of(view, block, packed=True)
+            read = given or ProjectionReader(view, packed=True).read(block)
             heads = _heads(view, block, read, program, whole=given is not None)
             # The plan states the error of the file's own heads.
             found.append(replace(heads, bound=max(heads.bound, made.max_error)))

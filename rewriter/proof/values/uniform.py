@@ -162,12 +162,13 @@ class Anchors:
         for side, runs, others in zip((self.a, self.b), self._runs, (self._held, self._known), strict=True):
             decided, computed = runs[0].decided.difference(runs[0].data), set[str]()  # numbers, not only chosen ones
             for name, node in ((name, node) for name, node in side.makers.items() if name in decided):
+                if not runs[0].data.keys().isdisjoint(node.input):
+                    continue
                 if node.op_type not in _CHOSEN or not computed.isdisjoint(node.input):
                     computed.add(name)
-                if side.ids[name] in others or not runs[0].data.keys().isdisjoint(node.input):
-                    continue
                 truncated = node.op_type in CASTS and node.input[0] in side.prints and name not in side.prints
-                if node.op_type not in _CHOSEN or (truncated and node.input[0] in computed):
+                told = node.op_type not in _CHOSEN or (truncated and node.input[0] in computed)
+                if told and side.ids[name] not in others:
                     found[name] = node.op_type
         return dict(sorted(found.items()))
 

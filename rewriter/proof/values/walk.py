@@ -27,7 +27,7 @@ from rewriter.evaluate.reductions import axes_of, flat
 from rewriter.evaluate.scalar import COMPARISONS, LOGIC
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, Call, row, tuple_of
 from rewriter.graph.view import key_of
-from rewriter.graph.walk import reached
+from rewriter.graph.walk import reached, reads
 from rewriter.proof.certificate import expressions as ex
 from rewriter.proof.certificate.expressions import Expression, NotAFunction, ordered
 from rewriter.proof.values.prints import Fingerprints
@@ -72,7 +72,7 @@ class Kept(Fingerprints):
 
         def before(name: str) -> list[str]:
             leaves = self.regions[name].leaves if name in self.regions else ()
-            names = (*program.reads(self.makers[name]), *leaves) if name in self.makers else ()
+            names = (*reads(self.makers[name]), *leaves) if name in self.makers else ()
             return [each for each in names if each not in self.replaced]
 
         self.needed = {*reached(self.wanted, before)} if self.wanted else None
