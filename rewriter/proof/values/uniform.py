@@ -156,13 +156,14 @@ class Anchors:
     def drawn(self) -> Mapping[str, str]:
         """What one model computes from integers of inputs, and the other in another way: the operators that do.
 
-        Of operators on data, such as TopK, the order is looked at elsewhere.
+        Of operators on data, such as TopK, and what is scattered by them, the order is looked at elsewhere.
         """
         found: dict[str, str] = {}
         for side, runs, others in zip((self.a, self.b), self._runs, (self._held, self._known), strict=True):
             decided, computed = runs[0].decided.difference(runs[0].data), set[str]()  # numbers, not only chosen ones
             for name, node in ((name, node) for name, node in side.makers.items() if name in decided):
-                if not runs[0].data.keys().isdisjoint(node.input):
+                scattered = "Scatter" in node.op_type and not runs[0].ordered.isdisjoint(node.input)
+                if scattered or not runs[0].data.keys().isdisjoint(node.input):
                     continue
                 if node.op_type not in _CHOSEN or not computed.isdisjoint(node.input):
                     computed.add(name)
