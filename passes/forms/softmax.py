@@ -293,8 +293,7 @@ def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: 
     """
     d_head = min(d_head, width)
     heads = ceil(width / d_head)
-    missing = heads * d_head - width
-    if missing:
+    if missing := heads * d_head - width:
         values = b.padded(values, 0, missing, f"{name}_padded")
     by_head = b.transpose(b.reshape(values, (0, 0, heads, d_head), f"{name}_split"), (0, 2, 1, 3), f"{name}_v")
     written = b.node("MatMul", [b.node("Softmax", [scores], f"pattern_{name}", axis=3), by_head], f"{name}_z")

@@ -128,8 +128,7 @@ def identify_function(
     """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
     values = f(_GRID)
     attempts = [attempt for entry in table if (attempt := _attempt(entry, f, values, tolerance))]
-    agreeing = [attempt for attempt in attempts if attempt.error <= tolerance]
-    if agreeing:
+    if agreeing := [attempt for attempt in attempts if attempt.error <= tolerance]:
         # Equally close: within a factor of 4, or both within float64's own rounding.
         floor = 4 * min(attempt.error for attempt in agreeing) + 2.0**-46
         return next(attempt for attempt in agreeing if attempt.error <= floor)

@@ -263,8 +263,7 @@ def _larger(call: Call, x: Value, y: Value) -> Value:
     """The larger entry, or the smaller; one with more masking constants is below any other."""
     f, largest = call.f, call.kind == "Max"
     entries = (f.maximum if largest else f.minimum)(x.entries, y.entries)
-    more = joint_masks(np.subtract, x, y)
-    if more is not None:
+    if (more := joint_masks(np.subtract, x, y)) is not None:
         sign = f.masks_decide(more)
         entries = np.where(sign == 0, entries, np.where((sign > 0) == largest, x.entries, y.entries))
     masks = joint_masks(np.minimum if largest else np.maximum, x, y)
@@ -310,8 +309,7 @@ def _compared(call: Call, x: Any, y: Any) -> Any:
         difference = call.f.add(call.f.add(difference, difference), half)
     sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)
     sign = np.where(x.entries == y.entries, 0, sign)
-    more = joint_masks(np.subtract, x, y)
-    if more is not None:
+    if (more := joint_masks(np.subtract, x, y)) is not None:
         masked = call.f.masks_decide(more)
         sign = np.where(masked == 0, sign, masked)
     return INTEGERS[call.kind](sign, 0)

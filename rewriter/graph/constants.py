@@ -149,8 +149,7 @@ class Constants:
         return value.astype(np.float64) if wide and _widened(made) is not made else made
 
     def _shape(self, node: onnx.NodeProto) -> Array:
-        sizes = self._sizes(node.input[0])
-        if sizes is None:
+        if (sizes := self._sizes(node.input[0])) is None:
             raise LostError("the shape of its input is not known", label(node))
         # Unknown sizes are NaN, which propagates.
         known = np.array(sizes, np.float64)[integer_of(node, "start", 0) : integer_of(node, "end", None)]

@@ -172,8 +172,7 @@ class Pair:
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()  # of the first round
         self._differ: list[tuple[Reading, Case]] = []
         theirs = {value.name for value in b.proto.graph.output}
-        missing = next((each for each in self.outputs if each not in theirs), None)
-        if missing is not None:
+        if (missing := next((each for each in self.outputs if each not in theirs), None)) is not None:
             raise Unsupported(f"the second model has no output '{missing}' (see --map)")
         inputs = [value.name for value in b.proto.graph.input]
         read = [{name for node in iter_nodes(each.graph.node) for name in node.input} for each in (self.a, self.b)]
@@ -187,8 +186,7 @@ class Pair:
             if default not in inputs or (default in read[0] and default not in read[1]):
                 raise Unsupported(f"the second model does not read the input '{default}', which has a default")
         given = {*self.points[0].feeds, *(tensor.name for tensor in b.proto.graph.initializer)}
-        new = next((each for each in inputs if each not in given), None)
-        if new is not None:
+        if (new := next((each for each in inputs if each not in given), None)) is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
     def certificate(self) -> Certificate:
@@ -646,8 +644,7 @@ class Pair:
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         chosen = {key: name for each in b for key, name in each.chosen.items()}
-        new = next((name for key, name in chosen.items() if key not in self._tables), None)
-        if new is not None:
+        if (new := next((name for key, name in chosen.items() if key not in self._tables), None)) is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
         for ours, theirs in zip(a, b, strict=True):
             loose = next(self._heads.get(reading, Regions()).unmasked(ours, theirs), "")

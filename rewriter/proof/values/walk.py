@@ -192,8 +192,7 @@ class Walk:
         for (known, leaf), sign in product(self._leaves.items(), (1, -1)):
             added = (entry - sign * known) % p
             shorts = (short / scale for scale in _SCALES if (short := (added * scale + _SHORT) % p - _SHORT) <= _SHORT)
-            number = self._run.numbers.get(added, next(shorts, None))
-            if number is not None:
+            if (number := self._run.numbers.get(added, next(shorts, None))) is not None:
                 return ex.add(ex.mul(ex.constant(sign), leaf), ex.constant(number))
         return None
 
