@@ -57,8 +57,7 @@ def fitted(
         how = f"accept it with --accuracy {math.ceil(error / power) * power:.0e}, or give a smaller --option domain=R"
         return f"the closest fit on |y| <= {domain:g} has error {error:.2g}; {how}"
     activation = replace(named.activation, program=lambda *_: program)
-    made = activation.program_for((), arithmetic, gated=gated, quick=quick)
-    if made is None:
+    if (made := activation.program_for((), arithmetic, gated=gated, quick=quick)) is None:
         return f"its fit has several heads, which cannot become a gate; {_ADVICE}"
     if made.max_error > max(allowed, _GATE_TOLERANCE * tolerance):
         return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_ADVICE}"

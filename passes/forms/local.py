@@ -395,8 +395,7 @@ class _Emitter:
 
     def _shared(self, prefix: str, keys: Sequence[SharedKey], query: Tensor, source: Tensor) -> Variable:
         inputs: dict[str, Tensor] = {"query": query, "value": source}
-        progression = progression_of(keys, self._b.dtype)
-        if progression is not None:
+        if (progression := progression_of(keys, self._b.dtype)) is not None:
             step, weights, part = progression
             inputs |= self._constants(prefix, weights=weights, step=step if step != 1.0 else None, part=part or None)
             count, steep = len(weights) + 1, abs(step) > _STEEP_SLOPE

@@ -461,8 +461,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     weights = HeadWeights(b, 0, m, neurons, elem_type)
 
     def of_group(group: Group, suffix: str) -> Tensor:
-        weight = weights.constants(group, f"W_V{suffix}_constants")
-        if weight is None:
+        if (weight := weights.constants(group, f"W_V{suffix}_constants")) is None:
             return z
         fixed = weights.project(ones, weight, 1, 1, f"v{suffix}_constants")
         return fixed if group.head.c == 0.0 else b.add(z, fixed, f"v{suffix}_value")

@@ -291,8 +291,7 @@ class Dataflow:
 
         It becomes a separate leaf (or a tensor beyond the activation): the halves of a Split are a gate and a value.
         """
-        fact = self.facts.get(data)
-        if fact is None:
+        if (fact := self.facts.get(data)) is None:
             return
         if fact.nonlinear or fact.ends:
             rounded, part = fact.rounded or node.op_type in QUANTISING, fact.part or node.op_type in PARTS

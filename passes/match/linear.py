@@ -117,8 +117,7 @@ def _einsum(view: GraphView, constants: Constants, node: onnx.NodeProto, make: M
     if not weight:
         return "it does not multiply data with one constant weight"
     equation = attributes(node).get("equation", b"").decode("ascii", "replace")
-    read = einsum_map(equation, weight=list(node.input).index(weight))
-    if read is None:
+    if (read := einsum_map(equation, weight=list(node.input).index(weight))) is None:
         return f"'{equation}' is not the product of a matrix with one axis of the data"
     axis, contracted, made, rank = read
     shape = constants.shape(weight) or ()

@@ -154,8 +154,7 @@ class Program:
 
     def constant(self, node: onnx.NodeProto) -> Array:
         """The value of a Constant node. Raises Unsupported for a sparse one."""
-        tensor = self._once(constant_of, node)
-        if tensor is None:
+        if (tensor := self._once(constant_of, node)) is None:
             raise Unsupported("a constant of another kind")
         return self._once(_read, tensor, self._model)
 
@@ -382,8 +381,7 @@ class Evaluator:
         """The outputs of one of the nodes that define an operator."""
         if not any(isinstance(each, Value) for each in operands):
             return tuple_of(self._plain(call, operands, self.program.kernels_of_parts()))
-        found = row(*key_of(call.node))
-        if found is None:
+        if (found := row(*key_of(call.node))) is None:
             raise Unsupported(f"data decides {call.kind}")
         return tuple_of(found(call, *operands))
 

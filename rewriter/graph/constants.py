@@ -94,8 +94,7 @@ class Constants:
         Raises LostError if it depends on the inputs, on an unknown size, or on an operator that is not in `COMPUTED`,
         and any exception for nodes that no runtime would run.
         """
-        known = self._kept.get((tensor, wide))
-        if known is None:
+        if (known := self._kept.get((tensor, wide))) is None:
             try:
                 known = self._computed(tensor, depth, wide=wide)
             except LostError as lost:
@@ -263,8 +262,7 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array | None]) -> Array:
 
 def outputs(node: onnx.NodeProto, operands: Sequence[Any]) -> Sequence[Any]:
     """The outputs of a node on arrays, if it moves data, or on values. Raises KeyError for an unknown operator."""
-    found = row(*key_of(node))
-    if found is None:
+    if (found := row(*key_of(node))) is None:
         raise KeyError(node.op_type)
     with np.errstate(all="ignore"):
         return tuple_of(found(Call(node, node.op_type, attributes(node), _REALS), *operands))

@@ -31,8 +31,7 @@ def terms_of(dim: str) -> Mapping[str, int]:
     """
     parts, terms = ["+", *re.split(r"(\+|\s-\s)", dim)], dict[str, int]()
     for sign, part in zip(parts[::2], parts[1::2], strict=True):
-        found = _TERM.fullmatch(part.rstrip())
-        if found is None:
+        if (found := _TERM.fullmatch(part.rstrip())) is None:
             return {dim: 1}
         factor, name, number = found.groups()
         count = int(number or factor or 1)

@@ -644,9 +644,9 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             raise UsageError(f"{path.name}: a single array; name the inputs with numpy.savez")
         with archive:
             return {key: np.asarray(archive[key]) for key in archive.files}
-    except FileNotFoundError:
-        raise UsageError(f"{path.name}: no such file") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError, NotImplementedError) as error:
+    except OSError as error:
+        raise UsageError(f"{path.name}: {(error.strerror or 'not a readable npz file').lower()}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError, NotImplementedError) as error:
         raise UsageError(f"{path.name}: not a readable npz file of numbers; write one with numpy.savez") from error
 
 

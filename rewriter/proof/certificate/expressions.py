@@ -177,8 +177,7 @@ def ordered(*roots: Expression) -> list[Expression]:
     """Every part of the expressions once, operands before what they are used in."""
     found, stack = dict[Expression, None](), [*reversed(roots)]
     while stack:
-        missing = [operand for operand in reversed(stack[-1].operands) if operand not in found]
-        if missing:
+        if missing := [operand for operand in reversed(stack[-1].operands) if operand not in found]:
             stack += missing
         else:
             found[stack.pop()] = None

@@ -58,6 +58,7 @@ _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
 """Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
 _MANY_ROUNDS = 16  # where both models take signs of multiples of each other: a sign is a coin, which may decide
 _COINS = 20  # signs with which each result of a decision must have been drawn, in all rounds
+_MOST_APART = 4  # pairs of tensors that are taken apart one by one
 _MOST_TURNED = 2**4  # sets of comparisons of integers that are given the result that they never had
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
@@ -317,7 +318,11 @@ class Pair:
         if far := self._takes_more(reading) or ("" if coarse else self._far_in_floats()):
             return far
         anchors = Anchors(self.a, self.b, self._last)
-        departs = anchors.departs() or self._equal_only_here(reading, anchors)
+        departs = anchors.departs()
+        while not departs and (apart := self._apart(reading, anchors)):
+            first = 1 if len(anchors.apart) < _MOST_APART else len(apart)  # others may follow from it
+            anchors = Anchors(self.a, self.b, self._last, [*anchors.apart, *apart[:first]])
+            departs = anchors.departs()
         tried_only, drawn = self._one_size() or departs, anchors.drawn() if departs else {}
         if tried_only and self._settings is _BRIEF:
             self._settings = SETTINGS[::2]
@@ -338,17 +343,17 @@ class Pair:
             regions=regions,
         )
 
-    def _equal_only_here(self, reading: Reading, anchors: Anchors) -> str:
-        """What is the same function of the tensors that it is anchored to only where these are as at the sizes tried.
+    def _apart(self, reading: Reading, anchors: Anchors) -> list[tuple[str, str]]:
+        """Pairs that are equal only for the values that their operands have at these sizes.
 
-        At other sizes they may be any: `x` and `Where(tokens > 100, -x, x)`. Empty if all are the same of random ones.
+        At other sizes they may be any: `x` and `Where(tokens > 100, -x, x)`. Therefore they are drawn at random.
         """
         if not anchors.pairs:
-            return ""
+            return []
         smallest = min(zip(*self._last, strict=True), key=lambda runs: runs[0].largest)
         points = [(Modulus(), secrets.token_bytes(16), smallest[0].feeds) for _ in range(_ROUNDS)]
         heads, made = self._heads.get(reading, Regions()), list[list[Kept]]()
-        free = anchors.leaves.difference(anchors.a.ids[name] for name in heads.cones - heads.regions.keys())
+        free = anchors.leaves.difference(anchors.a.ids.get(name) for name in heads.cones - heads.regions.keys())
         for place, (side, run) in enumerate(zip((anchors.a, anchors.b), smallest, strict=True)):
             leaves = {name: number for name, number in side.ids.items() if number in free}
             shapes = {name: run.shapes[name] for name in leaves if name in run.data and name not in run.marked}
@@ -356,14 +361,15 @@ class Pair:
             wanted = [str(pair[place]) for pair in anchors.pairs if place or not (pair[2] and pair[0] in drawn)]
             runs, failed = self._evaluated(side.program, points, reading, drawn=drawn, wanted=wanted)
             if any(failed):
-                return next(filter(None, failed))
+                return [pair[:2] for pair in anchors.pairs]
             made.append(runs)
-        for ours, theirs, behind in anchors.pairs:
-            known = [x.wanted.get(ours) or (x.replaced.get(ours) if behind else None) for x in made[0]]
-            pairs = [(x.field, each, x.wanted[theirs]) for each, x in zip(known, made[1], strict=True)]
-            if not all(each is not None and same_value(f, each, other) for f, each, other in pairs):
-                return f"'{theirs}' is '{ours}' of what these sizes have, and may not be of other numbers"
-        return ""
+
+        def same(a: Kept, b: Kept, ours: str, theirs: str, behind: bool) -> bool:
+            known = (a.replaced.get(ours) if behind else None) or a.wanted.get(ours)
+            return known is not None and same_value(a.field, known, b.wanted[theirs])
+
+        every = [*zip(*made, strict=True)]
+        return [pair[:2] for pair in anchors.pairs if not all(same(a, b, *pair) for a, b in every)]
 
     def _same(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[list[Kept], list[Kept]] | None:
         """Evaluations of both models at the points that A takes, where all outputs are the same; None otherwise.
@@ -411,8 +417,7 @@ class Pair:
 
     def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> bool:
         """Whether both models have the same values, and these prove it; constants that were snapped are noted."""
-        same = self._same(reading, draws)
-        if same is None:
+        if (same := self._same(reading, draws)) is None:
             return False
         ours, theirs = same
         near = next((node.output[0] for run in ours + theirs for node, noted in run.noted if noted.near), "")

@@ -121,8 +121,7 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Kept) -> 
 
 def _proposals(a: "_Graph", b: "_Graph") -> list[tuple[str, str]]:
     """Pairs of a tensor of B where it departs and one of A that may be what it should have been."""
-    node = b.departing()
-    if node is None:
+    if (node := b.departing()) is None:
         return []
     theirs = b.lost(node)[0]
     apart = (a.nodes[place] for region in a.regions if not region.same for place in region.places)

@@ -121,8 +121,11 @@ class _Side:
 class Anchors:
     """Which tensors of B are those of A at every size."""
 
-    def __init__(self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]] = ((), ())) -> None:
-        """`runs` are the evaluations of both, with fingerprints at the first point.
+    def __init__(
+        self, a: Program, b: Program, runs: Sequence[Sequence[Fingerprints]] = ((), ()),
+        apart: Sequence[tuple[str, str]] = (),
+    ) -> None:  # fmt: skip
+        """`runs` are the evaluations of both, with fingerprints at the first point; pairs `apart` are not anchored.
 
         Without any, the same operators must compute all outputs from the same constants and inputs.
         """
@@ -131,6 +134,7 @@ class Anchors:
         self.same: set[str] = set()  # tensors of B that a node computes as one of A does
         # Tensors of A and of B that are anchored by rows, and whether the second one is computed from the first.
         self.pairs: list[tuple[str, str, bool]] = []
+        self.apart = apart
         self.leaves: set[str] = set()  # the ids of what these are computed from
         self._by_print = grouped((each.exact, name) for name, each in self.a.prints.items())
         self._failed: str = ""
@@ -182,6 +186,9 @@ class Anchors:
             self._failed = self._failed or f"'{strided}' leaves out entries, of which these sizes may have too few"
             return ""
         for other in sorted(candidates, key=lambda each: each != name):
+            if (other, name) in self.apart:
+                self._failed = self._failed or f"'{name}' equals '{other}' for some values of its operands, not for any"
+                continue
             here, there = self.b.rows(name), self.a.rows(other)
             if here is None or here != there:
                 continue

@@ -245,8 +245,7 @@ class Walk:
                 Value(np.arange(end - each.size + 1, end + 1).reshape(each.shape)) if is_float(each) else each
                 for each, end in zip(given, ends.tolist(), strict=True)
             ]
-            operator = row(*key_of(node))
-            if operator is None:
+            if (operator := row(*key_of(node))) is None:
                 raise NotAFunction(f"{node.op_type} has no row")
             self._sources[node.output[0]] = tuple_of(operator(self._call(node), *numbered))
         number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])

@@ -157,7 +157,7 @@ VARIANTS: dict[str, tuple[str, str, str]] = {
         "v = Cast<to = 1>(u) q = Max(x, km65504) r = Abs(q) y = Mul(v, r)"),
     # 05: undefined
     "a quotient of itself": (X, "y = Relu(x)", "q = Div(x, x) r = Relu(x) y = Mul(q, r)"),
-    "a quotient less itself": (X, "y = Relu(x)", "q = Div(k1, x) z = Sub(q, q) r = Relu(x) y = Add(r, z)"),
+    "a quotient less itself": ("float[64] x", "y = Relu(x)", "q = Div(k1, x) z = Sub(q, q) r = Relu(x) y = Add(r, z)"),
     "0 times a root": (X, "y = Exp(x)", "s = Sqrt(x) z = Mul(s, k0) e = Exp(x) y = Add(e, z)"),
     "0 times a quotient": (X, "y = Exp(x)", "s = Reciprocal(x) z = Mul(k0, s) e = Exp(x) y = Sub(e, z)"),
     "the same branches behind an undefined maximum": (
