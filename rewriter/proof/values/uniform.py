@@ -21,7 +21,7 @@ from rewriter.evaluate.moves import CASTS, SAME_ENTRIES
 from rewriter.evaluate.scalar import COMPARISONS, LOGIC
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, is_random
 from rewriter.graph.view import constant_of, key_of, label
-from rewriter.graph.walk import reached, subgraphs
+from rewriter.graph.walk import reached, reads, subgraphs
 from rewriter.proof.values.prints import Fingerprints
 
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
@@ -167,7 +167,7 @@ class Anchors:
             decided, computed = runs[0].decided.difference(runs[0].data), set[str]()  # numbers, not only chosen ones
             for name, node in ((name, node) for name, node in side.makers.items() if name in decided):
                 scattered = "Scatter" in node.op_type and not runs[0].ordered.isdisjoint(node.input)
-                if scattered or not runs[0].data.keys().isdisjoint(node.input):
+                if scattered or not runs[0].data.keys().isdisjoint(reads(node)):
                     continue
                 if node.op_type not in _CHOSEN or not computed.isdisjoint(node.input):
                     computed.add(name)
