@@ -506,7 +506,7 @@ class Pair:
 
     @cached_property
     def _places(self) -> Mapping[str, tuple[GraphView, Place]]:
-        """By tensor that a node of A computes: its graph, as it is evaluated, and its place by its own name."""
+        """By tensor that a node of A computes: the graph that is evaluated, and its place in the model."""
         views = (self._original.with_proto(proto).views.values() for proto in (self.a.proto, self.a.named))
         return {
             name: (view, (own.path, known))

@@ -132,10 +132,10 @@ class Anchors:
         self.a, self.b, self._runs = _Side(a, runs[0]), _Side(b, runs[1]), runs
         self._held: set[str] = set()  # the ids of tensors of B
         self.same: set[str] = set()  # tensors of B that a node computes as one of A does
+        self.apart = apart
         # Tensors of A and of B that are anchored by rows, and whether the second one is computed from the first.
         self.pairs: list[tuple[str, str, bool]] = []
-        self.apart = apart
-        self.leaves: set[str] = set()  # the ids of what these are computed from
+        self.leaves: set[str] = set()  # the ids of what they are computed from
         self._by_print = grouped((each.exact, name) for name, each in self.a.prints.items())
         self._failed: str = ""
         for name in self.a.names:
@@ -201,8 +201,9 @@ class Anchors:
                 why = self._row_by_row(*ours, ends[1], set())
                 leaves, why = (ends[0], self._row_by_row(*theirs, ends[0], set())) if why else (ends[1], "")
             if not why:
-                self.pairs.append((other, name, self.a.ids[other] in ends[1]))
-                self.leaves |= ends[1] if self.pairs[-1][-1] else leaves
+                behind = self.a.ids[other] in ends[1]
+                self.pairs.append((other, name, behind))
+                self.leaves |= ends[1] if behind else leaves
                 return self.a.ids[other]
             self._failed = self._failed or f"{why} (before {name!r})"
         return ""
