@@ -30,7 +30,7 @@ from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS,
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, Operator, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import definition
-from rewriter.graph.edit import by_definition, inlined
+from rewriter.graph.edit import by_definition
 from rewriter.graph.fused import FUSED, SATURATING, saturating, with_parts, with_plain_experts
 from rewriter.graph.types import TensorType
 from rewriter.graph.view import SIZES, LostError, attributes, constant_of, key_of, label, needed, opsets, overridable_in
@@ -106,8 +106,7 @@ class Program:
         """
         self._model, self._twin = replace(model, lazy=True), twin and twin.weights(twin.graph)
         try:
-            alone = inlined(model.proto) if model.proto.functions else model.proto
-            self.named = _with_definitions(alone, model, other)  # with the model's own names
+            self.named = _with_definitions(model.inlined.proto, model, other)  # with the model's own names
             self.proto = with_distinct_names(self.named)
         except UnicodeDecodeError:
             raise Unsupported("it has names that are not UTF-8") from None

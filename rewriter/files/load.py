@@ -44,7 +44,7 @@ from rewriter.files.tensors import (
     through_cache,
     without_weights,
 )
-from rewriter.graph.edit import bytes_of, set_nodes
+from rewriter.graph.edit import bytes_of, inlined, set_nodes
 from rewriter.graph.view import ONNX_DOMAINS, GraphView, all_views, key_of, opsets
 from rewriter.graph.view import Path as GraphPath
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
@@ -88,6 +88,11 @@ class LoadedModel:
     def views(self) -> Mapping[GraphPath, GraphView]:
         """The indices of its graphs; that of the main one is at ()."""
         return {view.path: view for view in all_views(self.proto)}
+
+    @cached_property
+    def inlined(self) -> "LoadedModel":
+        """The model without its local functions; itself without any. Raises as onnx's inliner."""
+        return self.with_proto(inlined(self.proto)) if self.proto.functions else self
 
     def with_proto(self, proto: onnx.ModelProto) -> "LoadedModel":
         """A changed model beside the same external data; itself if that is its own proto."""

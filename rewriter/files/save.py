@@ -11,7 +11,6 @@ stay intact. Files that no model refers to any more are kept.
 import hashlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +28,8 @@ from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, as_stored, ext
 from rewriter.files.tensors import ExternalRef, collect_external, inlined, open_inside, read_external
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
+
+_PART = 2**20  # bytes of a data file that are copied at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,23 +152,26 @@ def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
     # The name becomes a location, which may not hold backslashes, drives or bytes that are not UTF-8.
     prefix = re.sub(r"[^\w.+ -]", "_", out.stem) + "-"
     with os_errors("write", out):
-        # Known before anything is written, so that a second run does not need the disk space of a second copy.
-        digest = hashlib.file_digest(data, "sha256").hexdigest()
-        target = out.parent / f"{prefix}{digest[:12]}.data"
-        if os.path.lexists(target):
-            status = target.lstat()
-            if not stat.S_ISREG(status.st_mode) or sha256_of(target) != digest:
-                fault = "holds other data than its name says"
-                raise UsageError(f"{quoted(target)} {fault}; remove it or choose another output name")
-            if status.st_nlink == 1:  # `load` refuses data files with several hard links
-                return target
-        with hidden(out, ".data") as (temporary, handle):
+        # Looked for before anything is written, so that a second run does not need the disk space of a second copy.
+        if any(out.parent.glob(f"{prefix}*.data")):
+            digest = hashlib.file_digest(data, "sha256").hexdigest()
+            target = out.parent / f"{prefix}{digest[:12]}.data"
+            if os.path.lexists(target):
+                status = target.lstat()
+                if not stat.S_ISREG(status.st_mode) or sha256_of(target) != digest:
+                    fault = "holds other data than its name says"
+                    raise UsageError(f"{quoted(target)} {fault}; remove it or choose another output name")
+                if status.st_nlink == 1:  # `load` refuses data files with several hard links
+                    return target
             data.seek(0)
+        with hidden(out, ".data") as (temporary, handle):
+            copied = hashlib.sha256()
             with os.fdopen(handle, "wb", closefd=False) as file:
-                shutil.copyfileobj(data, file)
-            if sha256_of(temporary) != digest:
-                raise UsageError("the weights of the model changed while they were copied; run again")
+                while part := data.read(_PART):
+                    copied.update(part)
+                    file.write(part)
             os.fsync(handle)
+            target = out.parent / f"{prefix}{copied.hexdigest()[:12]}.data"
             if not os.path.lexists(target):
                 made.append(target)
             os.replace(temporary, target)  # noqa: PTH105 - the name says what happens, Path.replace does not

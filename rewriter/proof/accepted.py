@@ -63,7 +63,7 @@ def run_accepted(
     texts = sample_tokens(model.path)
     states = _encoder(model.path, texts) if model.path is not None and texts else None
     how: dict[str, Any] = {"seed": settings.seed, "dims": settings.dims, "most": most, "texts": texts, "states": states}
-    maker = Maker(model.proto, **how, views=() if model.proto.functions else [*model.views.values()])
+    maker = Maker(model.proto, **how, views=[*model.inlined.views.values()])
     runs = run(maker.usual(few=few))
     if few and runs.skipped:
         runs = run(maker.usual())

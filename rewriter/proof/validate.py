@@ -7,10 +7,12 @@ optimisation, compared by the one rule of `rewriter.proof.rule`.
 import gc
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from math import hypot, nan
+from threading import Event
 from typing import Any
 
 import ml_dtypes
@@ -120,7 +122,8 @@ class Judge:
     def verdict(self) -> Validation:
         """The certificate and the run. Raises as `run_accepted`."""
         self.progress("certifying", 0, 4)
-        certificate = self._certificate()
+        with self._ahead() as ahead:
+            certificate = self._certificate()
         gc.collect()  # evaluations are in reference cycles, and hold weights that they mapped
         # Only tensors that kept their names, and replaced blocks, are certainly meant to be the same.
         names = {(each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.makes)}
@@ -139,7 +142,7 @@ class Judge:
         if not self.run:
             return Validation(certificate, {}, (), (), refuted, unproved, notes=(*certificate.notes, _NOT_RUN))
         try:
-            return self._judged(certificate, refuted, unproved)
+            return self._judged(certificate, refuted, unproved, ahead)
         except (ValidationError, LookupError, ValueError) as error:
             # The file may be too broken to run; the refutation is more informative.
             if not (refuted or unproved):
@@ -149,6 +152,23 @@ class Judge:
     @property
     def _by_blocks(self) -> bool:
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
+
+    @contextmanager
+    def _ahead(self) -> Iterator[Sequence[Future[ModelRuns]]]:
+        """The runs of both models on few inputs, made while a large model is certified, which takes one core."""
+        failed = Event()
+
+        def progress(*_: object) -> None:
+            if failed.is_set():
+                raise KeyboardInterrupt
+
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                before = pool.submit(self._before, progress, few=True) if self.run and self._by_blocks else None
+                yield [] if before is None else [before, pool.submit(lambda: self._after(before.result(), progress))]
+            except BaseException:
+                failed.set()
+                raise
 
     def _certificate(self) -> Certificate:
         held, dims = {**self.held, **{each.place: each.held for each in self.claims}}, self.settings.dims
@@ -165,29 +185,27 @@ class Judge:
         first = prove(self.original, named, dims=dims)
         return replace(second, sizes=first.sizes or second.sizes) if first.certified else found
 
-    def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
-        providers, claims = self.settings.providers, self.claims
-        old, named = self.original, self.lowered or self.original
-        ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
-        again = tuple(Way(name, optimise=False, again=True) for name in providers)
+    def _judged(
+        self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str],
+        ahead: Sequence[Future[ModelRuns]],
+    ) -> Validation:  # fmt: skip
+        claims, old, named = self.claims, self.original, self.lowered or self.original
         main = named.views[()]
         there = {*main.producer, *main.inputs}  # not tensors of bodies
         watched = {name: held for name, held in _domains(claims, certificate) if name in there}
         # What is certified needs few inputs, except for pre-activations in a domain: small models run on all of them.
-        wide, few = old.size <= CHEAP, certificate.certified and (self._by_blocks or not watched)
-        options: dict[str, Any] = {"most": self.longest, "by_blocks": self._by_blocks, "progress": self.progress}
-        before = run_accepted(old, (*ways, *again), self.settings, few=few, wide=wide, what="the original", **options)
+        few = certificate.certified and (self._by_blocks or not watched)
+        before = ahead[0].result() if ahead and few else self._before(self.progress, few=few)
         reached = dict[str, float]()
         if watched:
             further: dict[str, Any] = {"outputs": tuple(watched), "what": "the original, pre-activations"}
             if few:
-                found = run_accepted(named, ways[:1], self.settings, **further, **options)
+                found = self._accepted(named, self._ways[:1], self.progress, **further)
             else:
-                found = self._run(named, before.cases, ways[:1], **further)
+                found = self._run(named, before.cases, self._ways[:1], **further)
             reached = found.largest()
         try:
-            how: dict[str, Any] = {"wide": wide, "gaps": before.gaps, "what": "the rewritten model"}
-            after = self._run(self.rewritten, before.cases, ways, **how)
+            after = ahead[1].result() if ahead and few else self._after(before, self.progress)
         except ValidationError as error:
             most = 0 if claims or self.longest is not None else self._most_taken()
             if not most:
@@ -195,7 +213,7 @@ class Judge:
             shorter = replace(self, longest=most).verdict()
             return replace(shorter, uncompared=(_SHORTER.format(most, error), *shorter.uncompared))
         points = {each.place: each for each in reversed([*_noise(certificate, claims, old), *self.noise])}
-        runs = {name: self._provider(name, before, after, (*points.values(),)) for name in providers}
+        runs = {name: self._provider(name, before, after, (*points.values(),)) for name in self.settings.providers}
         failures = [*refuted, *(failure for each in runs.values() for failure in each.failures)]
         uncompared = [text for each in runs.values() for text in each.uncompared]
         notes = [*certificate.notes, *_by_definition(before, after)]
@@ -220,6 +238,24 @@ class Judge:
             notes=tuple(notes),
         )
 
+    @property
+    def _ways(self) -> tuple[Way, ...]:
+        return tuple(Way(name, optimise) for name in self.settings.providers for optimise in (False, True))
+
+    def _before(self, progress: Progress, *, few: bool) -> ModelRuns:
+        """The runs of the original, twice without optimisation."""
+        ways = (*self._ways, *(Way(name, optimise=False, again=True) for name in self.settings.providers))
+        how: dict[str, Any] = {"few": few, "wide": self.original.size <= CHEAP, "what": "the original"}
+        return self._accepted(self.original, ways, progress, **how)
+
+    def _after(self, before: ModelRuns, progress: Progress) -> ModelRuns:
+        how: dict[str, Any] = {"wide": self.original.size <= CHEAP, "gaps": before.gaps, "what": "the rewritten model"}
+        return self._run(self.rewritten, before.cases, self._ways, progress=progress, **how)
+
+    def _accepted(self, model: LoadedModel, ways: Sequence[Way], progress: Progress, **options: Any) -> ModelRuns:
+        options |= {"most": self.longest, "by_blocks": self._by_blocks, "progress": progress}
+        return run_accepted(model, ways, self.settings, **options)
+
     def _most_taken(self) -> int:
         """The longest sequence that the rewritten model runs on, below the longest generated one; 0 for none."""
         maker = Maker(self.original.proto, dims=self.settings.dims)
@@ -233,7 +269,7 @@ class Judge:
         return 0
 
     def _run(self, model: LoadedModel, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
-        return run_model(model, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
+        return run_model(model, cases, ways, by_blocks=self._by_blocks, **{"progress": self.progress, **options})
 
     def _provider(self, provider: str, before: ModelRuns, after: ModelRuns, points: Sequence[Point]) -> ProviderRun:
         """Judge the runs on one provider; noise at `points` measures how rounding affects the original's outputs."""

@@ -31,7 +31,7 @@ from rewriter.evaluate.moves import SAME_NUMBERS
 from rewriter.evaluate.scalar import CHOOSING, SMOOTH
 from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
-from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
+from rewriter.graph.edit import LOOSE_INITIALIZERS
 from rewriter.graph.types import FLOATS, TensorType, elem_name, type_of
 from rewriter.graph.view import SIZES, GraphView, Place, constant_of
 from rewriter.graph.walk import iter_nodes, iter_tensors, reached
@@ -146,7 +146,8 @@ class Pair:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`."""
         self._original, self.a = a, Program(a, other=b.proto)
         self.b = Program(b, twin=self.a)
-        self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims), longest, isolate
+        views = [*a.inlined.views.values()]
+        self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims, views=views), longest, isolate
         self._maker = self._any_length.changed(most=longest)
         self._large = large = max(a.size, b.size) > _SMALL_MODEL
         self._settings: Sequence[Setting] = (
@@ -796,8 +797,7 @@ def _kinds(proto: onnx.ModelProto) -> Iterator[tuple[str, int]]:
 
 def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:
     """Blocks that are said to be replaced, and whose first output is computed as before."""
-    models = (each.with_proto(inlined(each.proto)) if each.proto.functions else each for each in (original, rewritten))
-    a, b = (each.views for each in models) if blocks else ({}, {})
+    a, b = (each.inlined.views if blocks else {} for each in (original, rewritten))
     for block in blocks:
         old, new = (each[block.path].made_by(block.makes[0]) if block.path in each else None for each in (a, b))
         if old is not None and new is not None and (old.op_type, *old.input) == (new.op_type, *new.input):

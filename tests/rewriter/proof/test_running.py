@@ -1,7 +1,9 @@
 """Running models as a whole and in segments gives the same; the proof by blocks finds the same faults."""
 
+import time
 import weakref
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from rewriter.ort import open_session
 from rewriter.proof.rule import Results
 from rewriter.proof.run import ModelRuns, Way, run_model
 from rewriter.proof.settings import LARGE, Settings
+from rewriter.proof.validate import Judge
 from tests.cases import plant
 from tests.changes import change_values, weight
 from tests.committed import FOLDER as MODELS
@@ -149,6 +152,28 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_when_blocks_are_proved_alone(proof: str, size: int, expected: bool) -> None:
     assert Settings(proof=proof).by_blocks(size) is expected
+
+
+def test_no_run_goes_on_where_the_certificate_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, steps = Event(), list[int]()
+
+    def endless(*_: object, progress: Any, **_options: object) -> None:
+        for step in range(2000):
+            progress("running", step, 2000)
+            steps.append(step)
+            begun.set()
+            time.sleep(0.01)
+
+    def failing(*_: object, **_options: object) -> None:
+        assert begun.wait(60)
+        raise UsageError("no inputs")
+
+    monkeypatch.setattr("rewriter.proof.validate.run_accepted", endless)
+    monkeypatch.setattr("rewriter.proof.validate.prove", failing)
+    model = load_model(MODELS / "silu-decoder.onnx")
+    with pytest.raises(UsageError, match="no inputs"):
+        Judge(model, model, (), Settings(proof="blocks")).verdict()
+    assert 0 < len(steps) < 2000
 
 
 def test_unknown_proof() -> None:
