@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, grouped
 from rewriter.errors import UsageError
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, content, is_float
 from rewriter.evaluate.evaluator import Choice, Evaluator, Program, in_step
@@ -331,6 +331,10 @@ class Pair:
             return self.compared()
         if odd := next((name for name, kind in drawn.items() if kind not in SMOOTH.union(CHOOSING)), ""):
             return f"'{odd}' is computed from integers of inputs, and the other model has no such tensor"
+        kept = {key: known for runs in self._last for each in runs for key, known in each.kept.items()}
+        several = next((names for names in grouped(kept.values()).values() if len(names) > 1), [])
+        if departs and several:
+            return f"inputs choose what is read of '{several[0]}' and '{several[1]}', which may have changed places"
         partly = tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
         return Certificate(
             certified=True,

@@ -58,6 +58,7 @@ class Fingerprints(Evaluator):
         # Tables of which this size may read only a part, by content: name and shape.
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
         self.chosen: dict[bytes, str] = {}  # those of which the values of inputs choose what is read
+        self.kept: dict[bytes, tuple[tuple[int, ...], str]] = {}  # and whose numbers are not redrawn: shape and name
         self.prints: dict[str, Print] = {}  # in the order of the evaluation; of inner graphs too
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._factors = cache(lambda count: field.hash64("place", np.arange(count)))  # that tell places apart
@@ -112,6 +113,8 @@ class Fingerprints(Evaluator):
                 self.chosen[key] = name
                 if place == 0 and table.dtype.kind in "iuf" and ends(table)[0] > self.field.low:
                     operands[place] = self._redrawn(table, key)
+                elif place == 0:  # masks, of which no row may be masked whole
+                    self.kept[key] = table.shape, name
             if call.kind in ("Slice", "Gather") and place == 0:
                 read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
                 self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True

@@ -13,6 +13,7 @@ from tests.textmodels import Array, text_model
 RNG = np.random.default_rng(0)
 TABLE = RNG.normal(size=(300, 4))
 LABELS = np.arange(1200).reshape(300, 4) % 7
+OTHER_LABELS = np.where(np.arange(300)[:, None] == 299, 6 - LABELS, LABELS)
 OTHER = TABLE + (np.arange(300) == 299)[:, None]
 ONE, PAIR = ("float[n] x", "float[n] out"), ("float[n, 2] x", "float[n, 2] out")
 TOKENS = ("float[batch, tokens, 4] x", "float[b, t, 4] out")
@@ -34,7 +35,7 @@ NUMBERS: dict[str, Any] = {
     "slope": (np.arange(64) == 5) * 0.3, "k10000": 10000.0, "scales": 1 + (np.arange(64) == 17) * 0.2,
     "f1e18": [0.0, -1e18], "tiny6": 1e-6, "f005": 0.05,
     "T2": TABLE[:, :2], "U2": OTHER[:, :2], "T3": TABLE[:, None], "U3": OTHER[:, None],
-    "TT": TABLE.T, "UT": OTHER.T, "C": np.ones(4), "M": np.eye(4) + 0.1,
+    "TM": np.where(LABELS > 2, 0, -1e9), "UM": np.where(OTHER_LABELS > 2, 0, -1e9), "TT": TABLE.T, "UT": OTHER.T, "C": np.ones(4), "M": np.eye(4) + 0.1,
 }  # fmt: skip
 INTEGERS = {
     "i0": [0], "i1": [1], "i2": 2, "j2": [2], "i4": [4], "i100": [100], "im1": [-1], "L": [88888, 55555],
@@ -46,7 +47,8 @@ INTEGERS = {
 OTHERS: dict[str, Array] = {
     "yes": np.array(True), "ids99": np.array(99999), "s3": np.array(3, np.int32), "s0": np.array(0, np.int32),
     "u100": np.array(100, np.uint8),
-    "T64": LABELS, "U64": LABELS + (np.arange(300) == 299)[:, None],
+    "T64": LABELS, "U64": LABELS + (np.arange(300) == 299)[:, None], "TB": LABELS > 2, "UB": OTHER_LABELS > 2,
+    "TL": LABELS - 9000, "UL": OTHER_LABELS - 9000,
     "t8": RNG.integers(-100, 100, (300, 4)).astype(np.int8), "d8": np.array(3, np.int8),
 }  # fmt: skip
 IDS_ROWS = "int64[n] ids", "float[n, 4] out"
@@ -223,6 +225,11 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         f"rows of two tables, by {each}": (ends, f"{body} out = Sub(g, h)", f"{body} out = Sub(h, g)")
         for each, ends, body in (
             ("number", ("int64[n] ids", "int64[n, 4] out"), "g = Gather(T64, ids) h = Gather(U64, ids)"),
+            ("large number", ("int64[n] ids", "int64[n, 4] out"), "g = Gather(TL, ids) h = Gather(UL, ids)"),
+            ("flag", (f"{IDS_ROWS[0]}, float[n, 4] x", IDS_ROWS[1]), "p = Gather(TB, ids) q = Gather(UB, ids) "
+             "y = Mul(x, f7) g = Where(p, x, y) h = Where(q, x, y)"),
+            ("mask", ("int64[1] ids, float[1, 4] x", "float[1, 4] out"), "e = Add(ids, i1) p = Slice(TM, ids, e) "
+             "q = Slice(UM, ids, e) y = Add(x, p) g = Softmax(y) z = Add(x, q) h = Softmax(z)"),
             ("pair", IDS_ROWS, "u = Unsqueeze(ids, im1) z = Sub(u, u) i = Concat<axis = 1>(u, z) "
              "g = GatherND(T3, i) h = GatherND(U3, i)"),
             ("slice", ("int64[1] ids", "float[1, 4] out"),
