@@ -21,7 +21,7 @@ from rewriter.evaluate.moves import CASTS, SAME_ENTRIES
 from rewriter.evaluate.scalar import COMPARISONS, LOGIC
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, is_random
 from rewriter.graph.view import constant_of, key_of, label
-from rewriter.graph.walk import reached, reads, subgraphs
+from rewriter.graph.walk import iter_nodes, reached, reads, subgraphs
 from rewriter.proof.values.prints import Fingerprints
 
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
@@ -47,8 +47,8 @@ class _Side:
         # Functions that could not be inlined; one may call another.
         functions = sorted(each.SerializeToString(deterministic=True) for each in program.proto.functions)
         self.functions = dict.fromkeys(((each.domain, each.name) for each in program.proto.functions), functions)
-        nodes = self.program.nodes(self.program.graph)
-        self.makers = {name: node for node, _ in nodes for name in node.output if name}
+        self.nodes = [node for node, _ in self.program.nodes(self.program.graph)]
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.weights = self.program.weights(self.program.graph)
         self.names = dict.fromkeys((*self.weights, *(value.name for value in program.graph.input), *self.makers))
 
@@ -165,7 +165,8 @@ class Anchors:
         found: dict[str, str] = {}
         for side, runs, others in zip((self.a, self.b), self._runs, (self._held, self._known), strict=True):
             decided, computed = runs[0].decided.difference(runs[0].data), set[str]()  # numbers, not only chosen ones
-            for name, node in ((name, node) for name, node in side.makers.items() if name in decided):
+            every = ((name, each, own) for own in side.nodes for each in iter_nodes([own]) for name in each.output)
+            for name, node, own in ((name, node, own) for name, node, own in every if name in decided):
                 scattered = "Scatter" in node.op_type and not runs[0].ordered.isdisjoint(node.input)
                 if scattered or not runs[0].data.keys().isdisjoint(reads(node)):
                     continue
@@ -173,7 +174,8 @@ class Anchors:
                     computed.add(name)
                 truncated = node.op_type in CASTS and node.input[0] in side.prints and name not in side.prints
                 told = node.op_type not in _CHOSEN or (truncated and node.input[0] in computed)
-                if told and side.ids[name] not in others:
+                made = [name] if node is own else filter(None, own.output)  # of a body, all that its node makes
+                if told and any(side.ids[each] not in others for each in made):
                     found[name] = node.op_type
         return dict(sorted(found.items()))
 

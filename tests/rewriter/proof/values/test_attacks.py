@@ -218,6 +218,12 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         INTO, "out = Identity(x)", "w = If(yes) <then_branch = t () => (float[n] r) { c = Cast<to = 1>(ids) "
         "d = Sub(c, k10000) r = Sigmoid(d) }, else_branch = e () => (float[n] s) { s = Cast<to = 1>(ids) }> "
         "out = Add(x, w)"),
+    "a steep sigmoid beside data": (
+        INTO, "w = If(yes) <then_branch = t () => (float[n] r) { r = Identity(x) }, "
+        "else_branch = e () => (float[n] s) { s = Neg(x) }> out = Identity(w)",
+        "w = If(yes) <then_branch = t () => (float[n] r) { c = Cast<to = 1>(ids) "
+        "d = Sub(c, k10000) e = Sigmoid(d) r = Add(x, e) }, else_branch = u () => (float[n] s) { s = Neg(x) }> "
+        "out = Identity(w)"),
     "what another round compares": (INTO, STATE.format("c = Equal(k, ids99) z = Neg(v) p = Where(c, z, v)"),
         STATE.format("p = Identity(v)")),
     "rounded in another round": (TWO, STEPS.format("Greater"), STEPS.format("GreaterOrEqual")),
