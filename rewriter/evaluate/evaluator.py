@@ -57,7 +57,7 @@ def _read(tensor: onnx.TensorProto, model: LoadedModel) -> Array:
 
 
 class Weights(UserDict[str, Any]):
-    """Initializers by name. Small ones are cached; of large ones the last few, since evaluations run in lockstep."""
+    """Initializers and constants by name. Small ones are cached; of large ones the last few, for lockstep."""
 
     def __init__(self, graph: onnx.GraphProto, model: LoadedModel, twin: "Weights | None" = None) -> None:
         """Large initializers that `twin` has with the same name and bits are its arrays, of which it has digests."""
@@ -79,7 +79,8 @@ class Weights(UserDict[str, Any]):
         def read_large(name: str) -> Array:
             return others[name] if found(name) else unchanging(read(name), self._facts.setdefault(name, {}))
 
-        super().__init__({tensor.name: tensor for tensor in graph.initializer})
+        stated = {node.output[0]: tensor for node in graph.node if (tensor := constant_of(node)) is not None}
+        super().__init__({tensor.name: tensor for tensor in graph.initializer} | stated)
         self._small, self._large = cache(read), lru_cache(_MAX_HELD)(read_large)
         self._facts: dict[str, dict[str, Any]] = {}
 
@@ -135,16 +136,14 @@ class Program:
         return made
 
     def weights(self, graph: onnx.GraphProto) -> Any:
-        """The initializers of a graph, as `Weights`, which are read lazily."""
+        """The initializers and constants of a graph, as `Weights`, which are read lazily."""
         return self._once(Weights, graph, self._model, self._twin)
 
     def constants(self, most: float = math.inf) -> dict[str, Array]:
         """The initializers and Constant nodes of the main graph that are not text, by name, of up to `most` entries."""
-        sources = [node for node, _ in self.nodes(self.graph) if constant_of(node) is not None]
         weights = self.weights(self.graph)
-        every = {name: weights[name] for name, tensor in weights.data.items() if math.prod(tensor.dims) <= most}
-        every |= {node.output[0]: self.constant(node) for node in sources}
-        return {name: x for name, x in every.items() if 0 < x.size <= most and x.dtype.kind not in "OUS"}
+        every = {name: weights[name] for name, tensor in weights.data.items() if 0 < math.prod(tensor.dims) <= most}
+        return {name: x for name, x in every.items() if x.dtype.kind not in "OUS"}
 
     @cached_property
     def makers(self) -> dict[str, onnx.NodeProto]:
@@ -168,13 +167,13 @@ class Program:
         return self._once(attributes, node)
 
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
-        """The nodes of a graph, each with the tensors that no later node reads."""
+        """The nodes of a graph except constants, each with the tensors that no later node reads."""
         return self._once(_nodes, graph)
 
 
 def _nodes(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
     every, outputs = list(graph.node), {value.name for value in graph.output}
-    nodes = [every[place] for place in needed(every, outputs)]
+    nodes = [every[place] for place in needed(every, outputs) if constant_of(every[place]) is None]
     last = {name: place for place, node in enumerate(nodes) for name in (*reads(node), *node.output)}
     dead = grouped((place, name) for name, place in last.items() if name and name not in outputs)
     return [(node, dead.get(place, [])) for place, node in enumerate(nodes)]
@@ -262,8 +261,9 @@ class Evaluator:
         """Evaluate node by node and yield the next one, so that several evaluations can share a weight."""
         graph = self.program.graph
         self.environment.update(self.replaced)
-        self.fixed |= {tensor.name for tensor in graph.initializer if tensor.name not in self.program.overridable}
-        defaults = self.program.weights(graph) if isinstance(self.arithmetic, Field) else {}
+        weights = self.program.weights(graph)
+        self.fixed |= weights.keys() - self.program.overridable
+        defaults = weights if isinstance(self.arithmetic, Field) else {}
         for value in graph.input:
             if value.name in self.feeds:
                 self._feed(value.name, self.feeds[value.name])

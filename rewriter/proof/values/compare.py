@@ -33,7 +33,7 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS
 from rewriter.graph.types import FLOATS, TensorType, elem_name, type_of
-from rewriter.graph.view import SIZES, GraphView, Place, constant_of
+from rewriter.graph.view import SIZES, GraphView, Place
 from rewriter.graph.walk import iter_nodes, iter_tensors, reached
 from rewriter.inputs.cases import Case, Maker, Setting
 from rewriter.proof.accepted import SizeSearch
@@ -628,8 +628,7 @@ class Pair:
     def _tables(self) -> set[bytes]:
         """The contents of A's constants."""
         weights = self.a.weights(self.a.graph)
-        nodes = (node for node, _ in self.a.nodes(self.a.graph) if constant_of(node) is not None)
-        return {*(weights.described(name)[-1] for name in weights), *(content(self.a.constant(each)) for each in nodes)}
+        return {weights.described(name)[-1] for name in weights}
 
     def _longer(self, b: Sequence[Fingerprints]) -> Case | None:
         """A size that may read the tables whole; None where that takes too much, or was tried."""

@@ -15,12 +15,11 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import grouped
-from rewriter.evaluate.arithmetic import content
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS, SAME_ENTRIES
 from rewriter.evaluate.scalar import COMPARISONS, LOGIC
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, is_random
-from rewriter.graph.view import constant_of, key_of, label
+from rewriter.graph.view import key_of, label
 from rewriter.graph.walk import iter_nodes, reached, reads, subgraphs
 from rewriter.proof.values.prints import Fingerprints
 
@@ -88,9 +87,6 @@ class _Side:
 
     def _of_node(self, node: onnx.NodeProto, name: str, numbers: ChainMap[str, str]) -> str:
         domain, kind = key_of(node)
-        if constant_of(node) is not None:
-            constant = self.program.constant(node)
-            return _digest("constant", str(constant.dtype), constant.shape, content(constant))
         if kind == "Identity" and not domain:
             return numbers.get(node.input[0], name)
         operands = [numbers.get(each, f"of {name}") if each else "" for each in node.input]
@@ -113,7 +109,7 @@ class _Side:
         inner = numbers.new_child({name: _digest("body input", len(numbers.maps), k) for k, name in enumerate(inputs)})
         weights = self.program.weights(graph)
         inner.update((name, _digest("constant", *weights.described(name))) for name in weights)
-        for node in graph.node:
+        for node, _ in self.program.nodes(graph):
             inner.update({name: self._of_node(node, name, inner) for name in filter(None, node.output)})
         return [inner.get(value.name, "") for value in graph.output]
 
