@@ -18,6 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import RLock
 from typing import Any
 
 import ml_dtypes
@@ -159,11 +160,14 @@ def _obstacle(provider: Provider) -> str | None:
     return f"{provider.package} is installed but does not start ({reason}); it needs {provider.needs}"
 
 
+_STDERR = RLock()
+
+
 @contextlib.contextmanager
 def quiet_stderr(log: str | os.PathLike[str] = os.devnull) -> Iterator[None]:
     """Write standard error to a new file or nowhere, also that of C++ code, which bypasses `sys.stderr`."""
     sys.stderr.flush()
-    with open(log, "wb") as file, contextlib.ExitStack() as restored:  # noqa: PTH123 - devnull is a text
+    with _STDERR, open(log, "wb") as file, contextlib.ExitStack() as restored:  # noqa: PTH123 - devnull is a text
         with contextlib.suppress(OSError):  # standard error is closed: nothing to keep quiet
             saved = os.dup(2)
             restored.callback(os.close, saved)
