@@ -128,7 +128,7 @@ def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
     return found if found.kind in "biu" or found.name in ("float16", "float32", "float64", "bfloat16") else None
 
 
-def _spec(value: onnx.ValueInfoProto) -> InputSpec:
+def _spec(value: onnx.ValueInfoProto, rank: int | None) -> InputSpec:
     name = quoted(value.name)
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -139,10 +139,11 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     if dtype is None:
         spelled = elem_name(tensor.elem_type)
         raise UsageError(f"no values can be made for input {name} of type {spelled}: commands with --inputs take them")
-    if not tensor.HasField("shape"):
+    if not tensor.HasField("shape") and rank is None:
         raise UsageError(f"input {name} has no declared shape: commands with --inputs take its values")
     # Some exporters write -1 or 0 for a dynamic dimension.
     shape = tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in tensor.shape.dim)
+    shape = shape if tensor.HasField("shape") else (None,) * (rank or 0)
     letter = dtype.kind if dtype.kind in _INTEGERS + _BOOL else _FLOATS
     role = next(r for pattern, kinds, r in _NAMES if letter in kinds and re.search(pattern, value.name.lower()))
     return InputSpec(value.name, dtype, shape, role, _kinds(value.name.lower(), shape, role))
@@ -213,13 +214,16 @@ _COMPUTED = ""
 class Inputs:
     """The inputs of a model, from one walk over it, control-flow bodies and local functions included."""
 
-    def __init__(self, model: onnx.ModelProto, views: Sequence[GraphView] = ()) -> None:
-        """`views` are those of a model without functions, if known.
+    def __init__(
+        self, model: onnx.ModelProto, views: Sequence[GraphView] = (), ranks: Mapping[str, int] | None = None
+    ) -> None:
+        """`views` are those of a model without functions, if known; `ranks` those of inputs that may declare none.
 
         Raises UsageError for inputs that cannot be generated: not tensors, without a shape, strings and the like.
         """
         defaults = {tensor.name for tensor in model.graph.initializer}
-        self.specs = {value.name: _spec(value) for value in model.graph.input if value.name not in defaults}
+        given = (value for value in model.graph.input if value.name not in defaults)
+        self.specs = {value.name: _spec(value, (ranks or {}).get(value.name)) for value in given}
         if any(spec.role is Role.GRID for spec in self.specs.values()):
             for spec in self.specs.values():  # patches of images, of one row each or of one image per row
                 if spec.role is Role.FLOATS and len(spec.shape) in (2, 3):
@@ -362,14 +366,15 @@ class Maker:
         texts: Texts = (),
         states: States | None = None,
         views: Sequence[GraphView] = (),
+        ranks: Mapping[str, int] | None = None,
     ) -> None:
-        """Read the model's requirements; its weights are not read. `views` are as for `Inputs`.
+        """Read the model's requirements; its weights are not read. `views` and `ranks` are as for `Inputs`.
 
         The values of an input depend on `seed`, not on the other inputs. `dims` are sizes of symbolic dimensions, in
         every case; sequences have at most `most` tokens. `states` is the output of an encoder on `texts`, for a
         decoder. Raises UsageError where `dims` names a dimension that the model lacks, or no values can be generated.
         """
-        inputs = Inputs(model, views)
+        inputs = Inputs(model, views, ranks)
         self.specs = tuple(inputs.specs.values())
         self.longest, self._most = min(inputs.longest, most or ANY_LENGTH), most  # the largest number of tokens
         self.seed, self.kinds, self._fixed = seed, dict[Kind, int](), dict(dims or {})

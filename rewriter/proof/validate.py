@@ -25,7 +25,7 @@ from rewriter.graph.edit import between
 from rewriter.graph.fused import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
-from rewriter.inputs.cases import Case, Kind, Maker
+from rewriter.inputs.cases import Case, Kind, Maker, load_cases
 from rewriter.ort import parse_provider
 from rewriter.proof.accepted import run_accepted
 from rewriter.proof.records import Certificate, Claim, Claimed
@@ -171,8 +171,8 @@ class Judge:
                 raise
 
     def _certificate(self) -> Certificate:
-        held, dims = {**self.held, **{each.place: each.held for each in self.claims}}, self.settings.dims
-        further: dict[str, Any] = {"claims": held, "blocks": self.claims, "dims": dims}
+        held, sizes = {**self.held, **{each.place: each.held for each in self.claims}}, self._sizes
+        further: dict[str, Any] = {"claims": held, "blocks": self.claims, **sizes}
         further |= {"longest": self.longest, "isolate": self.isolate}
         found = prove(self.original, self.rewritten, **further)
         named = self.lowered or self.original
@@ -182,7 +182,7 @@ class Judge:
         second = prove(named, self.rewritten, **further)
         if not second.certified:
             return second
-        first = prove(self.original, named, dims=dims)
+        first = prove(self.original, named, **sizes)
         return replace(second, sizes=first.sizes or second.sizes) if first.certified else found
 
     def _judged(
@@ -239,6 +239,13 @@ class Judge:
         )
 
     @property
+    def _sizes(self) -> dict[str, Any]:
+        """What the settings say of sizes: those of dimensions, and the ranks of given inputs."""
+        inputs = self.settings.inputs
+        given = () if inputs is None else load_cases(inputs, self.original.proto)
+        return {"dims": self.settings.dims, "ranks": {name: x.ndim for case in given for name, x in case.feeds.items()}}
+
+    @property
     def _ways(self) -> tuple[Way, ...]:
         return tuple(Way(name, optimise) for name in self.settings.providers for optimise in (False, True))
 
@@ -258,7 +265,7 @@ class Judge:
 
     def _most_taken(self) -> int:
         """The longest sequence that the rewritten model runs on, below the longest generated one; 0 for none."""
-        maker = Maker(self.original.proto, dims=self.settings.dims)
+        maker = Maker(self.original.proto, **self._sizes)
         way = Way(self.settings.providers[0], optimise=False)
 
         def refuses(length: int) -> bool:

@@ -140,6 +140,7 @@ class Pair:
         blocks: Sequence[Claim] = (),  # what was replaced. Each must have been, by heads
         limit: float = UNCLAIMED,  # of all other activations
         dims: Mapping[str, int] | None = None,  # sizes of symbolic dimensions, where they are not free
+        ranks: Mapping[str, int] | None = None,  # of inputs, where the file declares none
         longest: int | None = None,  # the longest sequence that B takes; None for any
         isolate: bool = False,  # distinguish several differences of small models
     ) -> None:
@@ -147,7 +148,8 @@ class Pair:
         self._original, self.a = a, Program(a, other=b.proto)
         self.b = Program(b, twin=self.a)
         views = [*a.inlined.views.values()]
-        self._any_length, self._most, self._isolate = Maker(a.proto, dims=dims, views=views), longest, isolate
+        self._any_length = Maker(a.proto, dims=dims, views=views, ranks=ranks)
+        self._most, self._isolate = longest, isolate
         self._maker = self._any_length.changed(most=longest)
         self._large = large = max(a.size, b.size) > _SMALL_MODEL
         self._settings: Sequence[Setting] = (
@@ -590,6 +592,8 @@ class Pair:
         """Which sizes that vary were not varied independently; empty if all were."""
         named: dict[tuple[int, ...], set[str]] = {}
         for value in (each for each in self.a.proto.graph.input if each.name in self.points[0].feeds):
+            if not value.type.tensor_type.HasField("shape"):
+                return f"'{value.name}' had one rank"
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
                 sizes = tuple(case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds)
                 if not dim.HasField("dim_value") and len(set(sizes)) < 2:

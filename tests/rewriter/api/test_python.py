@@ -28,6 +28,16 @@ def test_inputs_as_arrays(inputs: Any) -> None:
     assert validate(mlp(SILU), report.rewritten, inputs=inputs)
 
 
+def test_a_rank_that_only_the_given_inputs_tell() -> None:
+    model = mlp(SILU)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(UsageError, match="no declared shape: commands with --inputs take its values"):
+        rewrite(model)
+    found = rewrite(model, inputs=tokens(2, 3)).validation.certificate
+    assert found.certified
+    assert found.tried_only == "'x' had one rank"
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
