@@ -38,9 +38,15 @@ def add(call: Call, x: Any, y: Any) -> Any:
 def _combined(call: Call, x: Any, *others: Any) -> Any:
     combine = functools.partial(add if call.kind in ("Sum", "Mean") else _larger, call)
     made = functools.reduce(combine, map(call.lift, others), call.lift(x))
-    if call.kind != "Mean":
-        return made
-    return Value(call.f.mul(made.entries, call.f.rational(Fraction(1, 1 + len(others)))))
+    if call.kind == "Mean":
+        return Value(call.f.mul(made.entries, call.f.rational(Fraction(1, 1 + len(others)))))
+    data, bounds = ([y for y in (x, *others) if isinstance(y, Value) is each] for each in (True, False))
+    if call.kind in ("Max", "Min") and len(data) == len(bounds) == 1 and made.masks is None:
+        kind, inner, high = data[0].origin if data[0].origin and data[0].origin[0] == "Min" else ("", None, np.nan)
+        if call.kind == "Max" and np.all(bounds[0] <= high):  # in the order of Clip
+            return call.apply("Min", call.apply("Max", inner, bounds[0]), high)
+        made.origin = (call.kind, data[0], bounds[0])
+    return made
 
 
 @elementwise("Mul")
@@ -196,6 +202,8 @@ _EVEN, _OTHER = ("Cos", "Cosh"), ("Acos", "Acosh")
 @elementwise("QuickGelu", domain=MICROSOFT)
 def _unary(call: Call, x: Value) -> Any:
     f, name = call.f, call.kind
+    if name == "Relu" and x.origin and x.origin[0] == "Min":
+        return call.apply("Max", x, np.float32(0))
     if name in _UNARY:
         numbers = (call.number(call.get(each.name, each.default)) for each in _NUMBERS[name])
         entries = _UNARY[name](f, x.entries, *numbers)

@@ -62,6 +62,9 @@ RIGHT: dict[str, tuple[str, str]] = {
     "ReLU by a comparison": ("h = Relu(y)", "c = Greater(y, $0.0) h = Where(c, y, $0.0)"),
     "ReLU by half the sum": ("h = Relu(y)", "a = Abs(y) s = Add(y, a) h = Mul(s, $0.5)"),
     "ReLU6 by minimum and maximum": ("h = Clip(y, $0.0, $6.0)", "r = Relu(y) h = Min(r, $6.0)"),
+    "ReLU6 by maximum and minimum": ("h = Clip(y, $0.0, $6.0)", "m = Min($6.0, y) h = Max(m, $0.0)"),
+    "hard sigmoid by maximum and minimum": (
+        "h = HardSigmoid(y)", "a = Mul(y, $0.2) b = Add(a, $0.5) m = Min(b, $1.0) h = Relu(m)"),
     "ReLU as the limit of heads": ("h = Relu(y)", "z = Mul(y, $1e13) s = Sigmoid(z) h = Mul(s, y)"),
     "hard sigmoid": ("h = HardSigmoid(y)", "a = Mul(y, $0.2) b = Add(a, $0.5) h = Clip(b, $0.0, $1.0)"),
     "ELU": ("h = Elu(y)", "e = Exp(y) d = Sub(e, $1.0) c = GreaterOrEqual(y, $0.0) h = Where(c, y, d)"),
