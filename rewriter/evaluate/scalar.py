@@ -42,9 +42,9 @@ def _combined(call: Call, x: Any, *others: Any) -> Any:
         return Value(call.f.mul(made.entries, call.f.rational(Fraction(1, 1 + len(others)))))
     data, bounds = ([y for y in (x, *others) if isinstance(y, Value) is each] for each in (True, False))
     if call.kind in ("Max", "Min") and len(data) == len(bounds) == 1 and made.masks is None:
-        kind, inner, high = data[0].origin if data[0].origin and data[0].origin[0] == "Min" else ("", None, np.nan)
-        if call.kind == "Max" and np.all(bounds[0] <= high):  # in the order of Clip
-            return call.apply("Min", call.apply("Max", inner, bounds[0]), high)
+        known = data[0].origin or [""]
+        if call.kind == "Max" and known[0] == "Min" and np.all(bounds[0] <= known[2]):  # then in the order of Clip
+            return call.apply("Min", call.apply("Max", known[1], bounds[0]), known[2])
         made.origin = (call.kind, data[0], bounds[0])
     return made
 

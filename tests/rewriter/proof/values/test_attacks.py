@@ -35,7 +35,8 @@ NUMBERS: dict[str, Any] = {
     "slope": (np.arange(64) == 5) * 0.3, "k10000": 10000.0, "scales": 1 + (np.arange(64) == 17) * 0.2,
     "f1e18": [0.0, -1e18], "tiny6": 1e-6, "f005": 0.05,
     "T2": TABLE[:, :2], "U2": OTHER[:, :2], "T3": TABLE[:, None], "U3": OTHER[:, None],
-    "TM": np.where(LABELS > 2, 0, -1e9), "UM": np.where(OTHER_LABELS > 2, 0, -1e9), "TT": TABLE.T, "UT": OTHER.T, "C": np.ones(4), "M": np.eye(4) + 0.1,
+    "TM": np.where(LABELS > 2, 0, -1e9),
+    "UM": np.where(OTHER_LABELS > 2, 0, -1e9), "TT": TABLE.T, "UT": OTHER.T, "C": np.ones(4), "M": np.eye(4) + 0.1,
 }  # fmt: skip
 INTEGERS = {
     "i0": [0], "i1": [1], "i2": 2, "j2": [2], "i4": [4], "i100": [100], "im1": [-1], "L": [88888, 55555],
@@ -47,7 +48,7 @@ INTEGERS = {
 OTHERS: dict[str, Array] = {
     "yes": np.array(True), "ids99": np.array(99999), "s3": np.array(3, np.int32), "s0": np.array(0, np.int32),
     "u100": np.array(100, np.uint8),
-    "T64": LABELS, "U64": LABELS + (np.arange(300) == 299)[:, None], "TB": LABELS > 2, "UB": OTHER_LABELS > 2,
+    "T64": LABELS, "U64": OTHER_LABELS, "TB": LABELS > 2, "UB": OTHER_LABELS > 2,
     "TL": LABELS - 9000, "UL": OTHER_LABELS - 9000,
     "t8": RNG.integers(-100, 100, (300, 4)).astype(np.int8), "d8": np.array(3, np.int8),
 }  # fmt: skip
