@@ -1,6 +1,6 @@
 """Does a test notice when the checker is changed? `python -m tools.mutation [--sample N] [--file NAME] [-o FILE]`.
 
-Every mutant of `rewriter/proof/certificate` changes one thing: a comparison, an operator of arithmetic or logic, a
+Every mutant of the evaluator and of the certificate changes one thing: a comparison, an operator of arithmetic or logic, a
 number, a condition, a statement that is left out, a value that is not returned. The tests that enter its function run
 in a forked process until one fails, the fastest first; a mutant that all of them pass survives. The process has the
 tests collected already, and the function gets other code; only where that would not be the same, as the function ran
@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import click
 
 ROOT = Path(__file__).resolve().parents[1]
-CERTIFICATE = ROOT / "rewriter" / "proof" / "certificate"
-TESTS = "tests/rewriter/proof/certificate"
+CHECKER = "rewriter/evaluate", "rewriter/proof/values", "rewriter/proof/certificate"
+TESTS = "tests/rewriter/evaluate", "tests/rewriter/proof"
 _OTHER = {
     ast.Lt: ("<=", ">="), ast.LtE: ("<", ">"), ast.Gt: (">=", "<="), ast.GtE: (">", "<"), ast.Eq: ("!=",),
     ast.NotEq: ("==",), ast.Is: ("is not",), ast.IsNot: ("is",), ast.In: ("not in",), ast.NotIn: ("in",),
@@ -72,7 +72,7 @@ def mutants(path: Path) -> Iterator[Mutant]:  # noqa: C901 - one case for each k
 
     def made(node: Any, start: int, end: int, text: str) -> Mutant:
         around = [each for each in functions if each[0] <= node.lineno <= each[1]]
-        return Mutant(path.name, max(around, default=(0, 0)), node.lineno, start, end, text)
+        return Mutant(str(path.relative_to(ROOT)), max(around, default=(0, 0)), node.lineno, start, end, text)
 
     def text_of(node: ast.AST) -> str:
         return source[slice(*span(node))]
@@ -175,8 +175,9 @@ class _Trace:
             sys.settrace(None)
         self.seconds[name] = time.perf_counter() - start
         for code in seen:
-            if code.co_filename.startswith(str(CERTIFICATE)):
-                self.entering[f"{Path(code.co_filename).name}:{code.co_firstlineno}"].append(name)
+            path = Path(code.co_filename)
+            if path.is_relative_to(ROOT) and str(path.parent.relative_to(ROOT)) in CHECKER:
+                self.entering[f"{path.relative_to(ROOT)}:{code.co_firstlineno}"].append(name)
 
 
 class _Collected:
@@ -252,7 +253,7 @@ def traced(cache: Path, files: Sequence[str]) -> tuple[dict[str, list[str]], dic
 
 def changed(mutant: Mutant) -> str:
     """The source of its file."""
-    source = (CERTIFICATE / mutant.file).read_text(encoding="utf-8")
+    source = (ROOT / mutant.file).read_text(encoding="utf-8")
     return source[: mutant.start] + mutant.text + source[mutant.end :]
 
 
@@ -267,7 +268,7 @@ def _pairs(one: CodeType, two: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
 
 def _codes(mutant: Mutant) -> dict[CodeType, CodeType]:
     """The code of functions without a mutant, and with it. Raises ValueError where it has other inner functions."""
-    path = CERTIFICATE / mutant.file
+    path = ROOT / mutant.file
     return dict(_pairs(*(compile(text, str(path), "exec") for text in (path.read_text("utf-8"), changed(mutant)))))
 
 
@@ -281,7 +282,7 @@ def exchangeable(mutant: Mutant) -> bool:
 
 def exchange(mutant: Mutant, session: Any, items: Sequence[Any], seconds: Mapping[str, float]) -> bool:
     """Whether tests pass with a mutant of a module that is imported already."""
-    codes, path = _codes(mutant), str(CERTIFICATE / mutant.file)
+    codes, path = _codes(mutant), str(ROOT / mutant.file)
     for function in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
         if function.__code__.co_filename == path and function.__code__ in codes:
             function.__code__ = codes[function.__code__]
@@ -304,15 +305,15 @@ def entered(mutant: Mutant, entering: dict[str, list[str]], seconds: dict[str, f
 
 def _imported(mutant: Mutant, tests: Sequence[str]) -> bool:
     """The same, of a module that is imported now."""
-    sys.meta_path.insert(0, _Mutated(CERTIFICATE / mutant.file, changed(mutant)))
+    sys.meta_path.insert(0, _Mutated(ROOT / mutant.file, changed(mutant)))
     return _pytest(tests) == 0
 
 
 @click.command()
 @click.option("--sample", type=int, help="As many mutants, drawn at random; without it, all.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--file", "files", multiple=True, help="Only of this file; may be given several times.")
-@click.option("--tests", multiple=True, default=(TESTS,), show_default=True, help="Their folder, or some files.")
+@click.option("--file", "files", multiple=True, help="Only of files of this name; may be given several times.")
+@click.option("--tests", multiple=True, default=TESTS, show_default=True, help="Their folder, or some files.")
 @click.option(
     "-o",
     "--output",
@@ -333,7 +334,8 @@ def main(
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     entering, seconds = traced(output.with_suffix(".trace"), tests)
-    paths = [path for path in sorted(CERTIFICATE.glob("*.py")) if not files or path.name in files]
+    every = sorted(path for folder in CHECKER for path in (ROOT / folder).glob("*.py"))
+    paths = [path for path in every if not files or path.name in files]
     found = [each for path in paths for each in mutants(path)]
     chosen = found if sample is None else Random(seed).sample(found, min(sample, len(found)))  # noqa: S311
 
