@@ -1,11 +1,11 @@
 """Does a test notice when the checker is changed? `python -m tools.mutation [--sample N] [--file NAME] [-o FILE]`.
 
-Every mutant of the evaluator and of the certificate changes one thing: a comparison, an operator of arithmetic or logic, a
-number, a condition, a statement that is left out, a value that is not returned. The tests that enter its function run
-in a forked process until one fails, the fastest first; a mutant that all of them pass survives. The process has the
-tests collected already, and the function gets other code; only where that would not be the same, as the function ran
-while tests were collected, all is imported anew. Survivors are judged by hand, and get a `reason`: many compute the
-same, or only take longer. Results are appended, so that a run can be resumed.
+Every mutant of the evaluator and of the certificate changes one thing: a comparison, an operator of arithmetic or
+logic, a number, a condition, a statement that is left out, a value that is not returned. The tests that enter its
+function run in a forked process until one fails, the fastest first; a mutant that all of them pass survives. The
+process has the tests collected already, and the function gets other code; only where that would not be the same, as the
+function ran while tests were collected, all is imported anew. Survivors are judged by hand, and get a `reason`: many
+compute the same, or only take longer. Results are appended, so that a run can be resumed.
 """
 
 import ast
