@@ -36,10 +36,10 @@ def _scale(*shape: int) -> np.ndarray:
 def _linear() -> Iterator[Case]:
     for kind in (np.uint8, np.int8, np.uint16, np.int16, _UINT4, _INT4):
         for shape, axis, block in [
-            ((), 1, 0), ((4,), 1, 0), ((3,), 0, 0), ((2,), -1, 0), ((3, 2, 2), 1, 2), ((3, 4, 1), -1, 2),
+            ((), 1, 0), ((4,), None, 0), ((3,), 0, 0), ((2,), -1, 0), ((3, 2, 2), 1, 2), ((3, 4, 1), -1, 2),
             ((3, 4, 1), 2, 3),
         ]:  # fmt: skip
-            attributes = {"axis": axis} | ({"block_size": block} if block else {})
+            attributes = ({} if axis is None else {"axis": axis}) | ({"block_size": block} if block else {})
             scale, zero = _scale(*shape), np.asarray(_q(kind, *shape).astype(np.int64) // 2).astype(kind)
             judges = _ONNX if kind in (_INT4, _UINT4) or block > 2 else BOTH
             yield Case("QuantizeLinear", [_x(3, 4, 2) * 4, scale, zero], attributes, judges=judges)

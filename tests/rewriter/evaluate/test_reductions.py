@@ -46,7 +46,7 @@ OTHERS = [
     ("ReduceLogSumExp", [SHAPE, ints(1, 2)], {"keepdims": 0}),
     ("ReduceLogSumExp", [np.array([[900, 899], [-900, -901]], np.float32), ints(1)], {"without": "float64"}),
     ("GlobalMaxPool", [(2, 3, 2, 4)], {}),
-    *(("Softmax", [SHAPE], given) for given in ({}, {"axis": 1}, OF_OLD, OF_OLD | {"axis": -1})),
+    *(("Softmax", [SHAPE], given) for given in ({}, {"axis": 1, "opset": 13}, OF_OLD, OF_OLD | {"axis": -1})),
     *(("LogSoftmax", [SHAPE], given) for given in ({"axis": 0}, OF_OLD)),
     ("ArgMax", [SHAPE], {"axis": 1}),
     ("ArgMax", [np.array([[1, 3, 3], [2, 2, 0]], np.float32)], {"axis": 1, "select_last_index": 1, "keepdims": 0}),
@@ -186,6 +186,8 @@ DIFFERENT = {
     "another axis": ("y = Softmax(x)", "y = Softmax <axis = 0> (x)"),
     "another mask": ("m = Add(x, low) y = Softmax(m)", "y = Softmax(x)"),
     "a mask the wrong way": ("m = Sub(x, low) y = Softmax(m)", "m = Add(x, low) y = Softmax(m)"),
+    "a mask that a bound raises": (
+        "c = Clip(x, four) m = Add(c, low) y = Softmax(m)", "m = Add(x, low) c = Clip(m, four) y = Softmax(c)"),
     "no mean": ("y = LayerNormalization(x, w)", "y = RMSNormalization(x, w)"),
     "another epsilon": ("y = LayerNormalization(x, w)", "y = LayerNormalization <epsilon = 1e-6> (x, w)"),
     "the smallest": ("y = ReduceMax(x, last)", "y = ReduceMin(x, last)"),
