@@ -136,11 +136,11 @@ def test_masks_pass_through_a_product_that_data_does_not_change(side: str) -> No
 
 def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:
     """What onnxruntime makes of convolutions on a CPU."""
-    data = [_x(1, 3, 8, 8), _x(16, 3, 3, 3), _x(16), _x(16, 1, 3, 3), _x(24, 16, 1, 1)]
+    data = [_x(1, 3, 8, 8), _x(32, 3, 3, 3), _x(32), _x(32, 1, 3, 3), _x(24, 32, 3, 2)]
     case = Case("Conv", data)
     model = written(
         case,
-        """a = Conv <pads=[1, 1, 1, 1]> (x0, x1, x2) b = Relu(a) c = Conv <group=16> (b, x3)
+        """a = Conv <pads=[1, 1, 1, 1]> (x0, x1, x2) b = Relu(a) c = Conv <group=32> (b, x3)
         y0 = Conv(c, x4)""",
     )
     feeds = {"x0": data[0]}

@@ -110,6 +110,7 @@ def test_equal_functions_are_certified(name: str) -> None:
     found = of(*RIGHT[name])
     assert found.certified, found.refusals
     assert bool(found.sizes) is (name in TRIED)
+    assert found.bits == 15  # two primes of 2^-9.3 each, in nine readings of constants
     assert found.worst <= 1e-12
 
 
