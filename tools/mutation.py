@@ -295,7 +295,9 @@ def entered(mutant: Mutant, entering: dict[str, list[str]], seconds: dict[str, f
     """The tests that enter the function of a mutant, the fastest first, as far as they take so many seconds."""
     first, last = mutant.function
     within = (entering.get(f"{mutant.file}:{line}", ()) for line in range(first, last + 1))  # and its lambdas
-    own = {test for each in within for test in each} if first else set(seconds)
+    own = {test for each in within for test in each} if first else {""}
+    if "" in own:  # it runs while tests are collected
+        own = set(seconds)
     found = list[str]()
     for test in sorted(own, key=lambda each: (seconds[each], each)):
         most -= seconds[test]
