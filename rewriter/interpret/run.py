@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -21,7 +22,7 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.files.load import LoadedModel, Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
-from rewriter.graph.edit import extract, split, upstream
+from rewriter.graph.edit import extract, split
 from rewriter.inputs import Inputs, as_given
 from rewriter.inputs.cases import Case, InputSpec, Kind, Maker, Role, load_cases
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching
@@ -85,8 +86,8 @@ def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, A
     """Values of tensors by onnxruntime; a case may hold tensors inside the model. Raises ValidationError."""
     view, found = index.view_of_runs, dict(case.feeds)
     if inside := [name for name in dict.fromkeys(names) if name not in found]:
-        part = extract(index.runs, view, upstream(view, frozenset(found), inside))
-        model = LoadedModel(part, None, index.source.base_dir, (), 0)
+        (part,) = split(view, inside, inf, frozenset(found))
+        model = LoadedModel(extract(index.runs, view, part), None, index.source.base_dir, (), 0)
         found |= open_model(model, "cpu", optimise=False, prepack=False).run(fed(model, found))
     return {name: found[name] for name in names}
 
@@ -95,10 +96,8 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     """Likewise, the model evaluated in float64. Raises ValidationError if an operator has no such form."""
     view, found = index.view, dict(case.feeds)
     inside = [name for name in names if name not in found]
-    fed_inside = any(name not in view.inputs for name in found)
-    parts = (upstream(view, frozenset(found), inside),) if fed_inside else split(view, inside, _BYTES_AT_ONCE)
     try:
-        for part in parts:
+        for part in split(view, inside, _BYTES_AT_ONCE, frozenset(found)):
             found |= open_reference(replace(index.source, proto=extract(index.proto, view, part)))(found)
     except Unsupported as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
