@@ -193,7 +193,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
 
     def made(*, fold_ln: bool = False, wide: bool = True) -> HeadIndex:
-        builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
+        builder = _Builder(tracer, Constants(view, read), fold_ln=fold_ln, wide=wide)
         tensors = {name: tensor for each in named for name, tensor in builder.of(each).items()}
         kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
         added: Mapping[str, Write] = {}
