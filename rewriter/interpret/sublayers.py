@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from passes.conversion import decide
 from passes.match.blocks import Block, Dataflow, Namer
@@ -40,16 +39,20 @@ PROGRAMS = {"fewest": "masked", "fast": "local"}  # heads, or operations, to the
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Named:
-    """The names of a sublayer."""
+    """A sublayer: its names, and its members, which are heads or neurons."""
 
     name: str = ""
     layer: str = ""
     module: str = ""
+    node: int  # index of its Softmax, or of what makes its activation or result, which orders sublayers
+    data: str  # the tensor that queries or W1 read
+    result: str  # the output of W_O or W2
+    channels: Indices  # [members, d_head], rows of W_O; of a neuron one row of W2
 
     @property
     def count(self) -> int:
-        """Of members: heads, or neurons."""
-        raise NotImplementedError
+        """The number of members."""
+        return len(self.channels)
 
     @cached_property
     def members(self) -> tuple[str, ...]:
@@ -180,14 +183,12 @@ _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice", 
 class Attention(Named):
     """The heads of one attention sublayer."""
 
-    node: int  # index of its Softmax or attention operator, which orders sublayers
     query: HeadColumns  # W_Q as a linear operator; `key` and `value` are per query head
     key: HeadColumns
     value: HeadColumns
     groups: int  # heads that share keys and values: 1, or more in grouped-query attention
     scale: float  # of the scores q k, q and k as computed by W_Q and W_K
     output: LinearOperator
-    channels: NDArray[np.int64]  # [heads, d_head], rows of W_O
     z: str  # the heads' outputs, [batch, heads, tokens, d_head], or the first two axes merged
     factor: float
     cross: bool
@@ -196,18 +197,8 @@ class Attention(Named):
     product: str
 
     @property
-    def data(self) -> str:
-        return self.query.operator.data
-
-    @property
-    def result(self) -> str:
-        return self.output.output
-
-    @property
     def heads(self) -> int:
-        return len(self.query.columns)
-
-    count = heads
+        return self.count
 
 
 def find_attention(tracer: Tracer, missed: list[Miss], made: Collection[int] = ()) -> list[Attention]:
@@ -265,6 +256,8 @@ def _between(
         raise LostError("no linear operator reads its heads", where)
     shape = *leading, sizes[0][-2], sizes[2][-1]
     return Attention(
+        data=query.operator.data,
+        result=output.output,
         query=query,
         key=key,
         value=value,
@@ -321,11 +314,9 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
 class NeuronHeads(Named):
     """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n."""
 
-    node: int
     query: Projection  # W1 of the pre-activation y; its data is the block's input
     value: Projection  # W1 of the values: the same, or the other projection of a gated block
     output: Projection
-    result: str
     activation: str
     program: Program
     gate: str  # the tensor y; empty where the file has none
@@ -339,19 +330,8 @@ class NeuronHeads(Named):
         return groups_of(self.program)
 
     @property
-    def data(self) -> str:
-        return self.query.data
-
-    @property
     def neurons(self) -> int:
         return self.query.out_features
-
-    count = neurons
-
-    @property
-    def channels(self) -> NDArray[np.int64]:
-        """[neurons, 1], rows of W2."""
-        return np.arange(self.neurons)[:, None]
 
     @property
     def heads(self) -> int:
@@ -405,9 +385,11 @@ def _heads(view: GraphView, block: Block, projections: Projections, program: str
     return NeuronHeads(
         module=block.name,
         node=view.producer[projections.result if whole else block.output],
+        data=projections.query.data,
         query=projections.query,
         value=projections.value,
         output=projections.output,
+        channels=np.arange(projections.query.out_features)[:, None],
         result=projections.result,
         activation=block.identified.label,
         program=chosen.program.as_heads,
