@@ -220,8 +220,7 @@ def find_attention(tracer: Tracer, missed: list[Miss], made: Collection[int] = (
 
 
 def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> list[Attention]:
-    pattern, after = _product_after(tracer, node.output[0])
-    products = list(_products_before(tracer, node.input[0]))
+    after, products = _product_after(tracer, node.output[0]), list(_products_before(tracer, node.input[0]))
     if after is None:
         return []
     if not products:
@@ -230,7 +229,7 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> list[At
     lost = list[LostError]()
     for before, factor in products:
         try:
-            return [_between(tracer, before, after, node=index, factor=factor, pattern=pattern, scores=scores)]
+            return [_between(tracer, before, after, node=index, factor=factor, scores=scores)]
         except LostError as error:
             lost.append(error)
     raise lost[0]
@@ -268,6 +267,7 @@ def _between(
         z=z,
         factor=factor,
         cross=query.operator.data != key.operator.data,
+        pattern=after.input[0],
         product=before.output[0],
         **further,
     )
@@ -292,19 +292,19 @@ def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodePro
         yield tracer.view.nodes[index], prod(scale[1].item() for node in scaling if (scale := tracer.scale(node)))
 
 
-def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:
-    """(the pattern as the values' product reads it, that product)."""
+def _product_after(tracer: Tracer, pattern: str) -> onnx.NodeProto | None:
+    """The product of a pattern with values."""
     nodes = tracer.view.nodes
 
     def is_product(node: onnx.NodeProto) -> bool:
         values = {"MatMul": 1, "QLinearMatMul": 3}.get(node.op_type)
         return values is not None and node.input[values] not in tracer.constants
 
-    for index, steps in tracer.view.routes(tensor, is_product, lambda node, _: node.op_type in _GUARDING, onward=True):
+    for index, steps in tracer.view.routes(pattern, is_product, lambda node, _: node.op_type in _GUARDING, onward=True):
         if rounded := [label(nodes[at]) for at, _ in steps if nodes[at].op_type in _ROUNDING]:
             raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded[-1])
-        return nodes[index].input[0], nodes[index]
-    return tensor, None
+        return nodes[index]
+    return None
 
 
 # -- neurons ----------------------------------------------------------------------------------------------------------
