@@ -221,7 +221,7 @@ def _described(each: Sublayer) -> dict[str, Any]:
         return {"kind": "attention", **shared, **facts}
     program = {"activation": each.activation, "program": each.program.name, "max_error": each.bound, "scale": 1.0}
     groups = [asdict(group) for group in each.groups]
-    return {"kind": "neurons", **shared, "neurons": each.neurons, **program, "heads_per_neuron": groups}
+    return {"kind": "neurons", **shared, "neurons": each.count, **program, "heads_per_neuron": groups}
 
 
 class _Builder:
@@ -338,7 +338,7 @@ class _Builder:
 
         def same(of_group: Callable[[Group], Sequence[Any]]) -> Array:
             """[heads, ...] of numbers that all neurons share."""
-            return np.repeat(np.array([of_group(group) for group in groups]), own.neurons, axis=0)
+            return np.repeat(np.array([of_group(group) for group in groups]), own.count, axis=0)
 
         def tokens(group: Group) -> list[BiasToken]:
             return [*group.head.bias_tokens, *[BiasToken(offset=-np.inf)] * (m - group.bias_tokens)]

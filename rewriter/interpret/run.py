@@ -170,7 +170,7 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str, members: Sequence[int] 
         """Pre-activations or values [batch, tokens, neurons], computed where the file has no such tensor."""
         data = data_of.make(values)
         if tensor:
-            return values[tensor].reshape(*data.shape[:-1], own.neurons)[..., members]
+            return values[tensor].reshape(*data.shape[:-1], own.count)[..., members]
         affine = AffineMap(projection, index.value_of)
         return np.asarray(data @ affine.weight()[:, members] + affine.bias()[members]).astype(data.dtype, copy=False)
 

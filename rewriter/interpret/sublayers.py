@@ -312,7 +312,7 @@ def _product_after(tracer: Tracer, pattern: str) -> onnx.NodeProto | None:
 
 @dataclass(frozen=True, eq=False)
 class NeuronHeads(Named):
-    """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n."""
+    """The heads of one block; head `g * count + n` is head g of the program, for neuron n."""
 
     query: Projection  # W1 of the pre-activation y; its data is the block's input
     value: Projection  # W1 of the values: the same, or the other projection of a gated block
@@ -330,12 +330,8 @@ class NeuronHeads(Named):
         return groups_of(self.program)
 
     @property
-    def neurons(self) -> int:
-        return self.query.out_features
-
-    @property
     def heads(self) -> int:
-        return self.neurons * len(self.groups)
+        return self.count * len(self.groups)
 
     @property
     def bias_tokens(self) -> int:
