@@ -326,7 +326,7 @@ class _Builder:
         norm, dtype = self.folded(own.query.data), np.result_type(self._dtype(own.query.data), np.float32)
         query, value = AffineMap(own.query, self.value, norm), AffineMap(own.value, self.value, norm)
         output = AffineMap(own.output, self.value)
-        groups, m, width = own.groups, own.bias_tokens, own.dimension
+        groups, m, width = own.groups, own.program.bias_tokens, own.dimension
 
         def by_group(of_group: Callable[[Group, Array], Array], base: Array) -> Array:
             """[heads, ...] from [neurons, ...]."""

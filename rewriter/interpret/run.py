@@ -184,7 +184,7 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str, members: Sequence[int] 
         return np.concatenate([of_head(group.head, y).astype(dtype) for group in own.groups], axis=-2)
 
     def weights(head: Head, y: Array) -> Array:
-        lacking = [(0, own.bias_tokens - len(head.bias_tokens)), *[(0, 0)] * y.ndim]
+        lacking = [(0, own.program.bias_tokens - len(head.bias_tokens)), *[(0, 0)] * y.ndim]
         return np.moveaxis(np.pad(head.weights(y), lacking), 0, -1)
 
     def outputs(values: Values) -> Array:

@@ -334,11 +334,6 @@ class NeuronHeads(Named):
         return self.count * len(self.groups)
 
     @property
-    def bias_tokens(self) -> int:
-        """m, the largest number per head."""
-        return max(group.bias_tokens for group in self.groups)
-
-    @property
     def dimension(self) -> int:
         """d_head of queries and keys: 1, or 2 for (y, 1), where logits have offsets or heads lack bias tokens."""
         lacking = len({group.bias_tokens for group in self.groups}) > 1
