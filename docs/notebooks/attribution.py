@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import RESULTS, print_table, write_json
 from rewriter import attribute, rewrite
-from rewriter.graph.edit import extract, upstream
+from rewriter.graph.edit import extract, split
 from rewriter.interpret.index import heads
 from rewriter.interpret.stream import chain_to
 from rewriter.ort import open_session
@@ -67,7 +67,8 @@ class Network:
     def _opened(self, output: str, *stops: str) -> Callable[[Mapping[str, Array]], Array]:
         """What computes a tensor, of values that may include those of the `stops`."""
         view = self._model.views[()]
-        proto = extract(self._model.proto, view, upstream(view, frozenset(stops), [output]))
+        (cut,) = split(view, [output], np.inf, frozenset(stops))
+        proto = extract(self._model.proto, view, cut)
         part = replace(self._model, proto=proto)
         zeros = dict.fromkeys(self._given, np.zeros((1, 1), np.int64)) | dict.fromkeys(stops, np.zeros(1, np.float32))
         read = fed(part, zeros)

@@ -263,10 +263,10 @@ def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...],
 
     A single group absorbs that term, since weights sum to one: a separate one loses digits (Mish at y = -15).
     """
-    by_keys = grouped((head.multiples or number, head) for number, head in enumerate(program.heads))
-    alone = len(by_keys) == 1 and program.heads[0].multiples is not None
+    alike = grouped((head.multiples or number, head) for number, head in enumerate(program.heads))
+    alone = len(alike) == 1 and program.heads[0].multiples is not None
     linear = program.linear if alone else 0.0
-    groups = (_shared(each, linear) if len(each) > 1 or linear != 0.0 else each[0] for each in by_keys.values())
+    groups = (_shared(each, linear) if len(each) > 1 or linear != 0.0 else each[0] for each in alike.values())
     return tuple(groups), program.linear - linear
 
 

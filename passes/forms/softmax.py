@@ -117,7 +117,7 @@ def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     single = compute_type == onnx.TensorProto.FLOAT
     largest, underflow = (LARGEST_FLOAT32_QUERY, 256.0) if single else (LARGEST_QUERY, 1024.0)
     if any(abs(offset) > underflow for group in groups for _, offset in group.head.logits):
-        underflow = largest  # told from the offsets of steep keys
+        underflow = largest  # to be distinguished from the offsets of steep keys
     least: int = max(int(steepest * largest) + ceil(offset), int(underflow))
     return 2.0 ** (least - 1).bit_length()
 

@@ -19,6 +19,7 @@ _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 _MAX_RANK = 8
 _TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
+_REST = 2**31 - 1  # the smallest number that exporters write for the end of an axis
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,12 @@ class ProjectionReader:
 
     def _taken(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
         """The channels that a Split or Slice takes, by its row in the table of operators; None if they are apart."""
-        bounds = [np.array(self._constants.numbers(name) or [_TOKENS]) if name else None for name in node.input[1:]]
+        given = [self._constants.numbers(name) or [_TOKENS] if name else None for name in node.input[1:]]
         rank = self._view.type_of(node.input[0]).rank or _MAX_RANK  # only -1 is then the last axis
         entries = np.broadcast_to(np.arange(channels), (*[2] * (rank - 1), channels))
-        if any(each is not None and np.abs(each).max() >= _TOKENS for each in bounds):  # not known, or of tokens
+        if any(_TOKENS <= abs(number) < _REST for each in given for number in each or ()):  # not known, or of tokens
             return None
+        bounds = (None if each is None else np.array(each) for each in given)
         try:
             taken = outputs(node, [entries, *bounds])[list(node.output).index(output)]
         except UNFIT:

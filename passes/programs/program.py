@@ -300,6 +300,7 @@ class Program:
 
     @property
     def bias_tokens(self) -> int:
+        """m, the largest number of a head."""
         return max(len(head.bias_tokens) for head in self.as_heads.heads)
 
     @cached_property

@@ -22,7 +22,6 @@ from rewriter.cli.options import (
     one_model,
     output_option,
     report_option,
-    with_options,
     write_report,
 )
 from rewriter.errors import ExitStatus, UsageError
@@ -62,10 +61,9 @@ def _logit_of(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
 def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command]:
     """`--inputs`, `--text`, `--tokenizer` as `inputs`, a path or `Text`; if `optional`, the tokenizer as well."""
     where = "A tokenizer.json, or a folder with one; default: the one beside MODEL. Needs the extra text."
-    options = (
-        click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
-        file_option("--tokenizer", metavar="FILE", help=where),
-    )
+    of_text = click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs.")
+    of_tokenizer = file_option("--tokenizer", metavar="FILE", help=where)
+    of_arrays = declared_options(Settings, only=("inputs",), inputs={"help": told})
 
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
@@ -85,8 +83,7 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
             given = shown is not None and (text or inputs is not None)
             return command(inputs=rewriter.Text(text, shown, None if text else inputs) if given else inputs, **others)
 
-        declared = declared_options(Settings, only=("inputs",), inputs={"help": told})
-        made: Command = declared(with_options(options)(called))
+        made: Command = of_arrays(of_text(of_tokenizer(called)))
         return made
 
     return decorated

@@ -23,7 +23,6 @@ from rewriter.cli.options import (
     output_option,
     rare_options,
     report_option,
-    with_options,
 )
 from rewriter.errors import UsageError
 from rewriter.proof.settings import CompareOptions, Settings
@@ -253,7 +252,7 @@ def _show_diagnosis(console: "Console", found: "Diagnosis") -> None:
 # -- models beside each other -------------------------------------------------------------------------------------
 
 _model = click.Path(path_type=Path)
-_pair = with_options((click.argument("original", type=_model), click.argument("rewritten", type=_model)))
+_original, _rewritten = click.argument("original", type=_model), click.argument("rewritten", type=_model)
 _verbose = click.option("-v", "--verbose", is_flag=True, help="Print everything: all nodes and weights.")
 _comparing = partial(command, MODELS, usage="the given inputs left nothing to compare")
 
@@ -262,7 +261,8 @@ _comparing = partial(command, MODELS, usage="the given inputs left nothing to co
     ok="CERTIFIED or AGREES: REWRITTEN computes what ORIGINAL does, or agrees where it was run",
     failed="DIFFERENT or NOT PROVED: it does not, or neither proof nor run decides it",
 )
-@_pair
+@_original
+@_rewritten
 @declared_options(Settings, only=("providers", "inputs", "dims"))
 @declared_options(CompareOptions)
 @report_option("the comparison")
@@ -355,7 +355,8 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
 
 
 @command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")
-@_pair
+@_original
+@_rewritten
 @click.argument("more", type=_model, nargs=-1)
 @click.option("--tokens", type=int, metavar="N", multiple=True, help="Tokens of a sequence (repeatable). Default: 128.")
 @declared_options(Settings, only=("providers",), providers={"help": "Execution provider, as for rewrite (repeatable)."})

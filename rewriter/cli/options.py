@@ -101,11 +101,6 @@ class Checked(click.Command):
 output_option = partial(click.option, cls=Output)
 
 
-def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Command]:
-    """A decorator that gives a command several options, in the order in which its help lists them."""
-    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
-
-
 def report_option(what: str, *flags: str) -> Callable[[Command], Command]:
     """The option of all commands with a result: where its JSON goes; `flags` are further names of it."""
     told = f"Write {what} as JSON; -, or --json alone: to standard output instead of tables."
@@ -157,7 +152,8 @@ def declared_options(*kinds: type, only: Collection[str] | None = None, **instea
     """
     every = [each for kind in kinds for each in options_of(kind)]
     found = [each for each in every if (not each.rare if only is None else each.name in only)]
-    return with_options([_option(each, instead.get(each.name, {})) for each in found])
+    options = [_option(each, instead.get(each.name, {})) for each in reversed(found)]
+    return lambda command: reduce(lambda made, option: option(made), options, command)
 
 
 def rare_options(*kinds: type) -> Callable[[Any], Any]:

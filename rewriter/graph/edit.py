@@ -125,14 +125,6 @@ def between(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> l
     return sorted(ancestors(view, outside.union(inputs), outputs))
 
 
-def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> Cut:
-    """Everything that `outputs` depend on, back to the tensors in `stops`, the graph's inputs and constants.
-
-    Unlike in `between`, a node that depends on no stop is kept too, and is computed again from the graph's inputs.
-    """
-    return _closed(view, sorted(ancestors(view, stops.difference(outputs), outputs)), outputs)
-
-
 def _closed(view: GraphView, nodes: Sequence[int], outputs: Sequence[str]) -> Cut:
     """The part of all these nodes; its inputs are the tensors that none of them computes."""
     made = {name for index in nodes for name in view.nodes[index].output}
@@ -182,18 +174,19 @@ def _value(view: GraphView, name: str) -> onnx.ValueInfoProto:
 # Constant subexpressions are duplicated into every part that reads them, so that onnxruntime sees a constant there.
 
 
-def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]:
-    """Split the ancestors of `wanted` in a main graph into parts of one node or at most `limit` bytes of weights."""
+def split(view: GraphView, wanted: Sequence[str], limit: float, stops: frozenset[str] = frozenset()) -> tuple[Cut, ...]:
+    """Parts of one node or at most `limit` bytes of weights that compute `wanted` from graph inputs and `stops`."""
     ends = [name for name in dict.fromkeys(wanted) if name not in view.inputs]
+    stops = stops.difference(ends)
 
     def makers(names: Iterable[str]) -> list[int]:
         """The nodes that compute the constants among the names, in graph order."""
-        return sorted(ancestors(view, frozenset(), [name for name in names if name in view.constants]))
+        return sorted(ancestors(view, stops, [name for name in names if name in view.constants]))
 
     # Greedy in graph order: every prefix of a topological order is closed under "depends on", so a part never needs
     # the output of a later one. A weight shared within a part counts once, across parts once in each.
     groups, held = list[list[int]](), dict[str, int]()  # the bytes of the weights of the last one
-    for index in sorted(ancestors(view, frozenset(), ends)):
+    for index in sorted(ancestors(view, stops, ends)):
         node = view.nodes[index]
         if all(name in view.constants for name in node.output if name):
             continue

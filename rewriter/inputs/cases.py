@@ -529,8 +529,9 @@ class Maker:
             case Role.POSITIONS | Role.LENGTHS | Role.FLAG if self.loose:
                 valid = {Role.POSITIONS: (0, spec.rows or kinds[Kind.TOTAL]), Role.LENGTHS: (1, length + 1)}
                 made = random.integers(*valid.get(spec.role, (0, 2)), shape)
-            case Role.MASK if self.loose and shape:
-                made = _any_mask(shape, random)
+            case Role.MASK if self.loose and shape:  # any mask that has both values in each row
+                order = random.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1)
+                made = order < random.integers(1, max(shape[-1], 2), (*shape[:-1], 1))
             case Role.FLOATS | Role.PAST | Role.STATE:
                 encoded = spec.role is Role.FLOATS and spec.kinds[1:2] == (Kind.ENCODER,)
                 made = self._states(shape, number) if self._states and encoded else None
@@ -587,15 +588,6 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int, number: int) -> ND
     if (shape[0] > 2 or number % 2) and not sound:
         mask[1], mask[1, ..., :padding] = True, False
     return mask
-
-
-def _any_mask(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.int64]:
-    """Any mask that has both values in each row."""
-    first, *others = np.moveaxis(random.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1), -1, 0)
-    made = random.integers(0, 2, shape)
-    for place, masked in ((others[0], 0), (first, 1)) if others else ((first, 1),):
-        np.put_along_axis(made, place[..., None], masked, -1)
-    return made
 
 
 def _terms(spec: InputSpec, dim: str) -> Mapping[str, int]:

@@ -23,7 +23,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, ValueOf, chosen_heads, heads
-from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, tensors_of, values_in_float64
+from rewriter.interpret.run import GivenCases, InputsOrText, cases_of, hooks_of, tensors_of, values_of
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, embedded, held_norm
 from rewriter.interpret.sublayers import Attention, NeuronHeads, Sublayer
 from rewriter.interpret.trace import Norm, norm_before
@@ -363,13 +363,13 @@ class FrozenRun:
                 needed |= {after.data, after.output} if after else set()
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
                 needed.update(tensors_of(self.hooks[hook] for hook in self._hooks(own).values()))
-        self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
+        self.values = values_of(self.index, self.case, sorted(needed - {""}), wide=True)
 
     def extended(self, tensors: Collection[str]) -> "FrozenRun":
         """The run with further tensors, computed from the tensors it keeps."""
         made = copy(self)
         known = replace(self.case, feeds={**self.case.feeds, **self.values})
-        made.values = {**self.values, **values_in_float64(self.index, known, sorted(tensors))}
+        made.values = {**self.values, **values_of(self.index, known, sorted(tensors), wide=True)}
         return made
 
     def _hooks(self, own: Sublayer) -> dict[str, str]:

@@ -193,7 +193,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
 
     def made(*, fold_ln: bool = False, wide: bool = True) -> HeadIndex:
-        builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide)
+        builder = _Builder(tracer, Constants(view, read), fold_ln=fold_ln, wide=wide)
         tensors = {name: tensor for each in named for name, tensor in builder.of(each).items()}
         kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
         added: Mapping[str, Write] = {}
@@ -221,7 +221,7 @@ def _described(each: Sublayer) -> dict[str, Any]:
         return {"kind": "attention", **shared, **facts}
     program = {"activation": each.activation, "program": each.program.name, "max_error": each.bound, "scale": 1.0}
     groups = [asdict(group) for group in each.groups]
-    return {"kind": "neurons", **shared, "neurons": each.neurons, **program, "heads_per_neuron": groups}
+    return {"kind": "neurons", **shared, "neurons": each.count, **program, "heads_per_neuron": groups}
 
 
 class _Builder:
@@ -326,7 +326,7 @@ class _Builder:
         norm, dtype = self.folded(own.query.data), np.result_type(self._dtype(own.query.data), np.float32)
         query, value = AffineMap(own.query, self.value, norm), AffineMap(own.value, self.value, norm)
         output = AffineMap(own.output, self.value)
-        groups, m, width = own.groups, own.bias_tokens, own.dimension
+        groups, m, width = own.groups, own.program.bias_tokens, own.dimension
 
         def by_group(of_group: Callable[[Group, Array], Array], base: Array) -> Array:
             """[heads, ...] from [neurons, ...]."""
@@ -338,7 +338,7 @@ class _Builder:
 
         def same(of_group: Callable[[Group], Sequence[Any]]) -> Array:
             """[heads, ...] of numbers that all neurons share."""
-            return np.repeat(np.array([of_group(group) for group in groups]), own.neurons, axis=0)
+            return np.repeat(np.array([of_group(group) for group in groups]), own.count, axis=0)
 
         def tokens(group: Group) -> list[BiasToken]:
             return [*group.head.bias_tokens, *[BiasToken(offset=-np.inf)] * (m - group.bias_tokens)]

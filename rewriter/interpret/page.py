@@ -141,7 +141,7 @@ def _recorded(
     for own in index.sublayers:
         numbers, pattern = chosen[own.name], hooks[f"{own.name}.hook_pattern"].make(values)[0]
         if isinstance(own, NeuronHeads):
-            apart = pattern.reshape(len(pattern), len(own.groups), len(numbers), 1 + own.bias_tokens)
+            apart = pattern.reshape(len(pattern), len(own.groups), len(numbers), 1 + own.program.bias_tokens)
             patterns[own.name] = apart.transpose(2, 1, 0, 3)
         else:
             patterns[own.name] = pattern[numbers, None]

@@ -7,8 +7,9 @@ the model become outputs of a run without graph optimisation, so that the arithm
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -19,9 +20,9 @@ from passes.programs.program import Head
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.evaluate.arithmetic import Unsupported
-from rewriter.files.load import LoadedModel, Source
+from rewriter.files.load import Source
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
-from rewriter.graph.edit import extract, split, upstream
+from rewriter.graph.edit import extract, split
 from rewriter.inputs import Inputs, as_given
 from rewriter.inputs.cases import Case, InputSpec, Kind, Maker, Role, load_cases
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching
@@ -81,28 +82,24 @@ def tensors_of(hooks: Iterable[Hook]) -> list[str]:
     return [name for hook in hooks for name in hook.tensors]
 
 
-def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
-    """Values of tensors by onnxruntime; a case may hold tensors inside the model. Raises ValidationError."""
-    view, found = index.view_of_runs, dict(case.feeds)
-    if inside := [name for name in dict.fromkeys(names) if name not in found]:
-        part = extract(index.runs, view, upstream(view, frozenset(found), inside))
-        model = LoadedModel(part, None, index.source.base_dir, (), 0)
-        found |= open_model(model, "cpu", optimise=False, prepack=False).run(fed(model, found))
-    return {name: found[name] for name in names}
+def values_of(index: HeadIndex, case: Case, names: Sequence[str], *, wide: bool = False) -> dict[str, Array]:
+    """Values of tensors by onnxruntime, or if `wide` in float64; a case may hold tensors inside the model.
 
-
-def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
-    """Likewise, the model evaluated in float64. Raises ValidationError if an operator has no such form."""
-    view, found = index.view, dict(case.feeds)
-    inside = [name for name in names if name not in found]
-    fed_inside = any(name not in view.inputs for name in found)
-    parts = (upstream(view, frozenset(found), inside),) if fed_inside else split(view, inside, _BYTES_AT_ONCE)
+    Raises ValidationError if onnxruntime does not run the model, or an operator cannot be evaluated in float64.
+    """
+    proto, view = (index.proto, index.view) if wide else (index.runs, index.view_of_runs)
+    found = dict(case.feeds)
+    inside = [name for name in dict.fromkeys(names) if name not in found]
     try:
-        for part in parts:
-            found |= open_reference(replace(index.source, proto=extract(index.proto, view, part)))(found)
+        for part in split(view, inside, _BYTES_AT_ONCE if wide else inf, frozenset(found)):
+            model = index.source.with_proto(extract(proto, view, part))
+            if wide:
+                found |= open_reference(model)(found)
+            else:
+                found |= open_model(model, "cpu", optimise=False, prepack=False).run(fed(model, found))
     except Unsupported as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
-    return {name: np.asarray(found[name]) for name in names}
+    return {name: found[name] for name in names}
 
 
 def hooks_of(index: HeadIndex, neurons: Mapping[str, Sequence[int]] | None = None) -> dict[str, Hook]:
@@ -173,7 +170,7 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str, members: Sequence[int] 
         """Pre-activations or values [batch, tokens, neurons], computed where the file has no such tensor."""
         data = data_of.make(values)
         if tensor:
-            return values[tensor].reshape(*data.shape[:-1], own.neurons)[..., members]
+            return values[tensor].reshape(*data.shape[:-1], own.count)[..., members]
         affine = AffineMap(projection, index.value_of)
         return np.asarray(data @ affine.weight()[:, members] + affine.bias()[members]).astype(data.dtype, copy=False)
 
@@ -187,7 +184,7 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str, members: Sequence[int] 
         return np.concatenate([of_head(group.head, y).astype(dtype) for group in own.groups], axis=-2)
 
     def weights(head: Head, y: Array) -> Array:
-        lacking = [(0, own.bias_tokens - len(head.bias_tokens)), *[(0, 0)] * y.ndim]
+        lacking = [(0, own.program.bias_tokens - len(head.bias_tokens)), *[(0, 0)] * y.ndim]
         return np.moveaxis(np.pad(head.weights(y), lacking), 0, -1)
 
     def outputs(values: Values) -> Array:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from passes.conversion import decide
 from passes.match.blocks import Block, Dataflow, Namer
@@ -40,16 +39,20 @@ PROGRAMS = {"fewest": "masked", "fast": "local"}  # heads, or operations, to the
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Named:
-    """The names of a sublayer."""
+    """A sublayer: its names, and its members, which are heads or neurons."""
 
     name: str = ""
     layer: str = ""
     module: str = ""
+    node: int  # index of its Softmax, or of what makes its activation or result, which orders sublayers
+    data: str  # the tensor that queries or W1 read
+    result: str  # the output of W_O or W2
+    channels: Indices  # [members, d_head], rows of W_O; of a neuron one row of W2
 
     @property
     def count(self) -> int:
-        """Of members: heads, or neurons."""
-        raise NotImplementedError
+        """The number of members."""
+        return len(self.channels)
 
     @cached_property
     def members(self) -> tuple[str, ...]:
@@ -180,14 +183,12 @@ _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice", 
 class Attention(Named):
     """The heads of one attention sublayer."""
 
-    node: int  # index of its Softmax or attention operator, which orders sublayers
     query: HeadColumns  # W_Q as a linear operator; `key` and `value` are per query head
     key: HeadColumns
     value: HeadColumns
     groups: int  # heads that share keys and values: 1, or more in grouped-query attention
     scale: float  # of the scores q k, q and k as computed by W_Q and W_K
     output: LinearOperator
-    channels: NDArray[np.int64]  # [heads, d_head], rows of W_O
     z: str  # the heads' outputs, [batch, heads, tokens, d_head], or the first two axes merged
     factor: float
     cross: bool
@@ -196,18 +197,8 @@ class Attention(Named):
     product: str
 
     @property
-    def data(self) -> str:
-        return self.query.operator.data
-
-    @property
-    def result(self) -> str:
-        return self.output.output
-
-    @property
     def heads(self) -> int:
-        return len(self.query.columns)
-
-    count = heads
+        return self.count
 
 
 def find_attention(tracer: Tracer, missed: list[Miss], made: Collection[int] = ()) -> list[Attention]:
@@ -229,8 +220,7 @@ def find_attention(tracer: Tracer, missed: list[Miss], made: Collection[int] = (
 
 
 def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> list[Attention]:
-    pattern, after = _product_after(tracer, node.output[0])
-    products = list(_products_before(tracer, node.input[0]))
+    after, products = _product_after(tracer, node.output[0]), list(_products_before(tracer, node.input[0]))
     if after is None:
         return []
     if not products:
@@ -239,7 +229,7 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> list[At
     lost = list[LostError]()
     for before, factor in products:
         try:
-            return [_between(tracer, before, after, node=index, factor=factor, pattern=pattern, scores=scores)]
+            return [_between(tracer, before, after, node=index, factor=factor, scores=scores)]
         except LostError as error:
             lost.append(error)
     raise lost[0]
@@ -265,6 +255,8 @@ def _between(
         raise LostError("no linear operator reads its heads", where)
     shape = *leading, sizes[0][-2], sizes[2][-1]
     return Attention(
+        data=query.operator.data,
+        result=output.output,
         query=query,
         key=key,
         value=value,
@@ -275,6 +267,7 @@ def _between(
         z=z,
         factor=factor,
         cross=query.operator.data != key.operator.data,
+        pattern=after.input[0],
         product=before.output[0],
         **further,
     )
@@ -299,19 +292,19 @@ def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodePro
         yield tracer.view.nodes[index], prod(scale[1].item() for node in scaling if (scale := tracer.scale(node)))
 
 
-def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:
-    """(the pattern as the values' product reads it, that product)."""
+def _product_after(tracer: Tracer, pattern: str) -> onnx.NodeProto | None:
+    """The product of a pattern with values."""
     nodes = tracer.view.nodes
 
     def is_product(node: onnx.NodeProto) -> bool:
         values = {"MatMul": 1, "QLinearMatMul": 3}.get(node.op_type)
         return values is not None and node.input[values] not in tracer.constants
 
-    for index, steps in tracer.view.routes(tensor, is_product, lambda node, _: node.op_type in _GUARDING, onward=True):
+    for index, steps in tracer.view.routes(pattern, is_product, lambda node, _: node.op_type in _GUARDING, onward=True):
         if rounded := [label(nodes[at]) for at, _ in steps if nodes[at].op_type in _ROUNDING]:
             raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded[-1])
-        return nodes[index].input[0], nodes[index]
-    return tensor, None
+        return nodes[index]
+    return None
 
 
 # -- neurons ----------------------------------------------------------------------------------------------------------
@@ -319,13 +312,11 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
 
 @dataclass(frozen=True, eq=False)
 class NeuronHeads(Named):
-    """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n."""
+    """The heads of one block; head `g * count + n` is head g of the program, for neuron n."""
 
-    node: int
     query: Projection  # W1 of the pre-activation y; its data is the block's input
     value: Projection  # W1 of the values: the same, or the other projection of a gated block
     output: Projection
-    result: str
     activation: str
     program: Program
     gate: str  # the tensor y; empty where the file has none
@@ -339,28 +330,8 @@ class NeuronHeads(Named):
         return groups_of(self.program)
 
     @property
-    def data(self) -> str:
-        return self.query.data
-
-    @property
-    def neurons(self) -> int:
-        return self.query.out_features
-
-    count = neurons
-
-    @property
-    def channels(self) -> NDArray[np.int64]:
-        """[neurons, 1], rows of W2."""
-        return np.arange(self.neurons)[:, None]
-
-    @property
     def heads(self) -> int:
-        return self.neurons * len(self.groups)
-
-    @property
-    def bias_tokens(self) -> int:
-        """m, the largest number per head."""
-        return max(group.bias_tokens for group in self.groups)
+        return self.count * len(self.groups)
 
     @property
     def dimension(self) -> int:
@@ -405,9 +376,11 @@ def _heads(view: GraphView, block: Block, projections: Projections, program: str
     return NeuronHeads(
         module=block.name,
         node=view.producer[projections.result if whole else block.output],
+        data=projections.query.data,
         query=projections.query,
         value=projections.value,
         output=projections.output,
+        channels=np.arange(projections.query.out_features)[:, None],
         result=projections.result,
         activation=block.identified.label,
         program=chosen.program.as_heads,

@@ -108,7 +108,7 @@ def neurons(name: str, state: State, module: str) -> dict[str, Array]:
 
 def check_neurons(index: HeadIndex, own: NeuronHeads, wanted: Mapping[str, Array]) -> None:
     """Every head of a neuron reads and writes along that neuron's weights, up to the program's factors."""
-    count = own.neurons
+    count = own.count
     for place, group in enumerate(own.groups):
         part = slice(place * count, (place + 1) * count)
         np.testing.assert_array_equal(index[f"{own.name}.W_Q"][part, :, 0], wanted["Q"])

@@ -168,17 +168,18 @@ CHUNK = (
     "m = MatMul(x, W1wide) size = Shape(m) width = Gather(size, axis) odd = Add(width, one) half = Div(odd, two) "
     "end = Mul(half, two) y = Slice(m, zero, half, axis) u = Slice(m, half, end, axis)"
 )
+HALVES = "m = MatMul(x, W1wide) y = Slice(m, zero, eight, axis) u = Slice(m, eight, rest, axis)"
 STRIDED = "m = MatMul(x, W1wide) y = Slice(m, zero, most, axis, two) u = Slice(m, one, most, axis, two)"
 
 
 def stacked(first: str) -> onnx.ModelProto:
-    constants = integers(axis=[2], zero=[0], one=[1], two=[2], most=[99])
+    constants = integers(axis=[2], zero=[0], one=[1], two=[2], eight=[8], most=[99], rest=[2**63 - 1])
     text = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
     return mlp(text, first=first, second="second = MatMul(h, W2) out = Add(second, x)", constants=constants)
 
 
 @pytest.mark.parametrize("form", [*SQUARE, "whole"])
-@pytest.mark.parametrize("first", [CHUNK, GATES[0][1]], ids=["chunk", "split"])
+@pytest.mark.parametrize("first", [CHUNK, HALVES, GATES[0][1]], ids=["chunk", "halves", "split"])
 def test_gate_and_value_of_one_projection_are_parts_of_its_weight(first: str, form: str) -> None:
     model = stacked(first)
     plan = planned(model, form)

@@ -156,7 +156,7 @@ def test_a_product_is_shared_by_what_gate_and_value_read() -> None:
     own = found.index.sublayers[1]
     assert isinstance(own, NeuronHeads)
     rng = np.random.default_rng(0)
-    g, u, width = rng.normal(size=(3, own.neurons)), rng.normal(size=(3, own.neurons)), own.output.out_features
+    g, u, width = rng.normal(size=(3, own.count)), rng.normal(size=(3, own.count)), own.output.out_features
     activations, norm = own.function(g) * u, FrozenNorm(np.ones(3), np.ones(width), np.zeros(width), centred=False)
     output = AffineMap(own.output, found.index.value_of)
     step = NeuronStep(norm, activations[..., None], output.bias(), output.weight, own, found.index.value_of, g, u)

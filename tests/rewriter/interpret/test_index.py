@@ -57,7 +57,7 @@ def test_every_sublayer_has_its_tensors(path: Path) -> None:
         assert (own.heads, *shapes) == (4, (4, width, 8), (4, 8, width))
     for name, block in neurons(index):
         assert index[f"{name}.W_O"].shape == (block.heads, 1, width)
-        assert index[f"{name}.bias_K"].shape == (block.heads, block.bias_tokens, block.dimension)
+        assert index[f"{name}.bias_K"].shape == (block.heads, block.program.bias_tokens, block.dimension)
 
 
 @EACH_FILE

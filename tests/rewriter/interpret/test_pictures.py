@@ -49,7 +49,7 @@ def test_patterns_are_the_models(stem: str) -> None:
     for head in checked:
         assert len(head["pattern"]) == len(block.groups)
         for group, shown in enumerate(head["pattern"]):
-            wanted = neurons[:, group * block.neurons + head["number"]]
+            wanted = neurons[:, group * block.count + head["number"]]
             assert np.abs(np.array(shown) - wanted).max() <= 1e-4
     assert len(checked) > 80
 
@@ -137,7 +137,7 @@ def test_other_models(stem: str) -> None:
     neurons = [head for head in found["heads"] if head["kind"] == "neuron"]
     assert len(neurons) == 6
     blocks = heads(FOLDER / f"{stem}.onnx").sublayers
-    groups = {each.heads // each.neurons for each in blocks if isinstance(each, NeuronHeads)}
+    groups = {each.heads // each.count for each in blocks if isinstance(each, NeuronHeads)}
     assert {len(head["pattern"]) for head in neurons} == groups
     assert (found["tokens"][0]["text"] == "#0") is (stem in ("gelu-vision", "conformer-encoder"))
     assert bool(found["missing"]) is (stem != "gated-decoder")

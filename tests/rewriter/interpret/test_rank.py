@@ -27,13 +27,13 @@ def explicit(index: HeadIndex) -> dict[str, dict[str, Array]]:
     for named in index.sublayers:
         own = {part: index[f"{named.name}.{part}"] for part in ("W_Q", "W_K", "W_V", "W_O")}
         count = named.heads
-        for place in range(count if isinstance(named, Attention) else named.neurons):
+        for place in range(named.count):
             if isinstance(named, Attention):
                 ov, qk = own["W_V"][place] @ own["W_O"][place], own["W_Q"][place] @ own["W_K"][place].T
                 found[f"{named.name}.{place}"] = {"O": ov, "V": ov, "Q": qk, "K": qk.T}
                 continue
             # The heads of a neuron, of which some have constant values or keys.
-            group = range(place, count, named.neurons)
+            group = range(place, count, named.count)
             ov = next(own["W_V"][head] @ own["W_O"][head] for head in group if own["W_V"][head].any())
             keys = {
                 head: np.vstack([index[f"{named.name}.b_K"][head], index[f"{named.name}.bias_K"][head]])

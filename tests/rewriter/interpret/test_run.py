@@ -55,7 +55,7 @@ def test_heads_of_neurons(path: Path, program: str) -> None:
         shape = pattern.shape[:2]
         data = values[own.query.data].reshape(*shape, -1).astype(np.float64)
         tensors = wide(run.index, own.name)
-        pre = projected(data, tensors["W_Q"][: own.neurons, :, :1], tensors["b_Q"][: own.neurons, :1])[..., 0]
+        pre = projected(data, tensors["W_Q"][: own.count, :, :1], tensors["b_Q"][: own.count, :1])[..., 0]
         close(run.cache[f"{own.name}.hook_pre"], pre)
         # Steep keys turn the rounding of a pre-activation near 0 into a different weight.
         certain = np.tile(np.abs(pre) > 1e-4, len(own.groups))
