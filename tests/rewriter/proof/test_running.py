@@ -1,9 +1,11 @@
 """Running models as a whole and in segments gives the same; the proof by blocks finds the same faults."""
 
+import signal
 import time
 import weakref
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer, main_thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -154,7 +156,8 @@ def test_when_blocks_are_proved_alone(proof: str, size: int, expected: bool) -> 
     assert Settings(proof=proof).by_blocks(size) is expected
 
 
-def test_no_run_goes_on_where_the_certificate_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("finished", [False, True])
+def test_no_run_goes_on_after_an_error_or_an_interrupt(finished: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, steps = Event(), list[int]()
 
     def endless(*_: object, progress: Any, **_options: object) -> None:
@@ -164,16 +167,21 @@ def test_no_run_goes_on_where_the_certificate_ends_in_an_error(monkeypatch: pyte
             begun.set()
             time.sleep(0.01)
 
-    def failing(*_: object, **_options: object) -> None:
+    def certificate(*_: object, **_options: object) -> Any:
         assert begun.wait(60)
-        raise UsageError("no inputs")
+        if not finished:
+            raise UsageError("no inputs")
+        Timer(0.5, signal.pthread_kill, (main_thread().ident, signal.SIGINT)).start()  # while the runs are waited for
+        return SimpleNamespace(certified=True)
 
     monkeypatch.setattr("rewriter.proof.validate.run_accepted", endless)
-    monkeypatch.setattr("rewriter.proof.validate.prove", failing)
+    monkeypatch.setattr("rewriter.proof.validate.prove", certificate)
     model = load_model(MODELS / "silu-decoder.onnx")
-    with pytest.raises(UsageError, match="no inputs"):
+    with pytest.raises(KeyboardInterrupt if finished else UsageError):
         Judge(model, model, (), Settings(proof="blocks")).verdict()
-    assert 0 < len(steps) < 2000
+    reached = len(steps)
+    time.sleep(0.1)
+    assert 0 < len(steps) == reached < 2000
 
 
 def test_unknown_proof() -> None:
