@@ -286,9 +286,9 @@ class Builder(Fragment):
         limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_FLOAT32_QUERY
         return self.clipped(query, (-limit, limit), name)
 
-    def paired(self, query: Tensor, name: str, *, one_first: bool = False) -> Variable:
-        """The query (y, 1), or (1, y), whose 1 multiplies the offsets of the keys."""
-        shape = self.node("Shape", [query], f"{name}_shape")
+    def paired(self, query: Tensor, name: str, *, one_first: bool = False, shape: Tensor | None = None) -> Variable:
+        """The query (y, 1), or (1, y), whose 1 multiplies the offsets of the keys; `shape` is that of y."""
+        shape = self.node("Shape", [query], f"{name}_shape") if shape is None else shape
         pair = [query, self.node("Expand", [self.numbers(f"{name}_one", 1.0), shape], f"{name}_ones")]
         return self.concat(pair[::-1] if one_first else pair, 3, name)
 
