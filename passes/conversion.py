@@ -38,12 +38,13 @@ class Conversion:
     projections: Projections | None = None
     carried: int = 0  # bias tokens of the network's stream (form `whole`); 0: its own
     by_reference: str = ""  # why a form that replaces blocks keeps W1 and W2
+    fixed: bool = False  # whether the model fixes the length of its sequences
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that the form can process; None for any."""
+        """The longest sequence that the form can process; None for any, and where the model fixes the length."""
         square = self.carried or self.form not in (LOCAL, COMPACT, "masked")
-        return self.options.positions if square else None
+        return self.options.positions if square and not self.fixed else None
 
     @property
     def ends(self) -> tuple[list[str], str]:

@@ -369,7 +369,7 @@ def prepare_rows(view: GraphView, conversion: Conversion) -> Conversion:
     if size > LARGEST_PATTERN:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
         raise LostError(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
-    return replace(prepared, options=replace(prepared.options, max_tokens=limit))
+    return replace(prepared, options=replace(prepared.options, max_tokens=limit), fixed=fixed > 0)
 
 
 def activation(conversion: Conversion) -> tuple[Program, bool]:
