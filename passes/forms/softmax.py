@@ -512,7 +512,8 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
     # W_Q has one column: a second one, which computes the number 1 from the indicator, would cost another W1.
     query = b.bounded(y, "q" if dimension == 1 else "finite_q")
     if dimension > 1:  # for `each` see `as_batches`
-        shape = None if conversion.projections is None else b.concat([each, b.integers(neurons, 1)], 0, "q_shape")
+        plain = conversion.projections
+        shape = b.concat([each, b.integers(plain.query.out_features, 1)], 0, "q_shape") if plain else None
         query = b.paired(query, "q", one_first=True, shape=shape)
     b.expose("q", query, (None, None, neurons, dimension))
     query = made.cast(query, b.compute_type, "wide_q")
