@@ -126,12 +126,11 @@ def as_batches(b: Builder, data: Tensor, rank: int, *, alone: bool = False) -> t
     """[..., tokens, width] as [batch, N, width], all tokens on one axis as one batch, or each `alone`; batch and N."""
     if rank == 2 and not alone:  # the proof follows sizes of what the original has, too, to every size
         return b.unsqueeze(data, 0, "one_batch"), b.integers(1), b.sizes(data, 0, 1, "token_count")
-    tokens = data
-    if rank == 2:  # neurons attend to the token itself and to bias tokens only
-        tokens = b.unsqueeze(data, 1, "each_alone")
-    elif rank > 3:
+    if rank > 3:
         last_two = b.sizes(data, rank - 2, rank, "last_two")
         tokens = b.reshape(data, b.concat([b.integers(-1), last_two], 0, "batches_shape"), "batches")
+    else:  # neurons attend to the token itself and to bias tokens only
+        tokens = b.unsqueeze(data, 1, "each_alone") if rank == 2 else data
     return tokens, b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
 
 

@@ -53,8 +53,7 @@ class Forgiving(io.FileIO):
             return len(data)
         except OSError as error:
             self.failed = True  # what the buffer still holds follows
-            fault = f"cannot write standard output: {error.strerror}"
-            raise UsageError(f"{fault}; free some space, or choose another disk") from error
+            raise UsageError(f"cannot write standard output: {error.strerror}; free some space on its disk") from error
 
 
 class _Completing(click.Group):

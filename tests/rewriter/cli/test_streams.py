@@ -53,7 +53,7 @@ def test_a_full_disk_is_an_error_in_one_line(folder: Path, options: list[str]) -
     command = [sys.executable, "-m", "rewriter", *options]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False)
-    fault = b"rewrite: cannot write standard output: No space left on device; free some space, or choose another disk\n"
+    fault = b"rewrite: cannot write standard output: No space left on device; free some space on its disk\n"
     assert (done.returncode, done.stderr) == (2, fault)
 
 

@@ -24,7 +24,7 @@ from rewriter.proof.validate import Judge
 from tests.cases import plant
 from tests.changes import change_values, weight
 from tests.committed import FOLDER as MODELS
-from tests.textmodels import SILU, mlp, text_model, values
+from tests.textmodels import SILU, text_model, values
 
 WAYS = (Way("cpu", optimise=False), Way("cpu", optimise=True))
 
@@ -148,12 +148,10 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewriter.proof.run.SEGMENT", 20_000)
 
 
-@pytest.mark.parametrize(
-    ("proof", "size", "expected"),
-    [("whole", LARGE + 1, False), ("auto", LARGE, False), ("auto", LARGE + 1, True), ("blocks", 1, True)],
-)
-def test_when_blocks_are_proved_alone(proof: str, size: int, expected: bool) -> None:
-    assert Settings(proof=proof).by_blocks(size) is expected
+def test_when_blocks_are_proved_alone() -> None:
+    for proof, size, alone in (("whole", LARGE + 1, False), ("auto", LARGE, False), ("blocks", 1, True)):
+        assert Settings(proof=proof).by_blocks(size) is alone
+    assert Settings(proof="auto").by_blocks(LARGE + 1)
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -182,11 +180,6 @@ def test_no_run_goes_on_after_an_error_or_an_interrupt(finished: bool, monkeypat
     reached = len(steps)
     time.sleep(0.1)
     assert 0 < len(steps) == reached < 2000
-
-
-def test_unknown_proof() -> None:
-    with pytest.raises(UsageError, match="unknown proof 'quick'; known are: auto, whole, blocks"):
-        rewrite(mlp(SILU), proof="quick")
 
 
 @pytest.mark.slow
@@ -234,7 +227,7 @@ def test_planted_bugs_fail_the_proof_by_blocks(
     assert {entry.name for entry in tmp_path.iterdir()} == {"model.onnx", "weights.bin"}
 
 
-def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
+def test_unknown_proofs_and_defaults_in_segments_are_refused(tmp_path: Path) -> None:
     model = text_model(f"f = MatMul(x, W1) y = Add(f, b1) {SILU} g = MatMul(h, W2) out = Add(g, b2)",
                        constants={"W1": values("W1"), "W2": values("W2")})  # fmt: skip
     bias = weight(model, "b2")
@@ -244,3 +237,5 @@ def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
     assert rewrite(model, inputs=tmp_path / "inputs.npz").exit_status is ExitStatus.CONVERTED
     with pytest.raises(UsageError, match="input 'b2' has a default, which a proof by blocks cannot override"):
         rewrite(model, inputs=tmp_path / "inputs.npz", proof="blocks")
+    with pytest.raises(UsageError, match="unknown proof 'quick'; known are: auto, whole, blocks"):
+        rewrite(model, proof="quick")
