@@ -36,7 +36,6 @@ from rewriter.graph.fused import in_parts, saturating, with_parts, with_plain_ex
 from rewriter.graph.view import ONNX_DOMAINS, SAME_NUMBERS, GraphView, LostError, Miss, Place, all_views, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external, reached
 from rewriter.options import values_of
-from rewriter.text import counted, first_of
 
 _NO_ATTENTION = DEFINITIONS.keys() - {*ATTENTION, (MICROSOFT, "FusedMatMul"), (MICROSOFT, "TransposeMatMul")}
 
@@ -172,8 +171,9 @@ def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, rec
         notes.append(f"{plain}: the heads are written out")
     kept = grouped(((each.form, each.by_reference), each.block.name) for each in conversions if each.by_reference)
     for (form, reason), those in kept.items():
-        what = f"keeps the linear operators of {counted(len(those), 'block')} as projections by reference"
-        notes.append(f"form {form} {what}, since {reason}: {first_of(those)}")
+        what = f"{len(those)} block{'s' * (len(those) > 1)} as projections by reference, since {reason}"
+        named = f"{', '.join(those[:3])}{', ...' if len(those) > 3 else ''}"
+        notes.append(f"form {form} keeps the linear operators of {what}: {named}")
     if conversions and functions:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(functions)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
