@@ -38,12 +38,13 @@ class Conversion:
     projections: Projections | None = None
     carried: int = 0  # bias tokens of the network's stream (form `whole`); 0: its own
     by_reference: str = ""  # why a form that replaces blocks keeps W1 and W2
+    fixed: bool = False  # whether the model fixes the length of its sequences
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that the form can process; None for any."""
+        """The longest sequence that the form can process; None for any, and where the model fixes the length."""
         square = self.carried or self.form not in (LOCAL, COMPACT, "masked")
-        return self.options.positions if square else None
+        return self.options.positions if square and not self.fixed else None
 
     @property
     def ends(self) -> tuple[list[str], str]:
@@ -286,9 +287,9 @@ class Builder(Fragment):
         limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_FLOAT32_QUERY
         return self.clipped(query, (-limit, limit), name)
 
-    def paired(self, query: Tensor, name: str, *, one_first: bool = False) -> Variable:
-        """The query (y, 1), or (1, y), whose 1 multiplies the offsets of the keys."""
-        shape = self.node("Shape", [query], f"{name}_shape")
+    def paired(self, query: Tensor, name: str, *, one_first: bool = False, shape: Tensor | None = None) -> Variable:
+        """The query (y, 1), or (1, y), whose 1 multiplies the offsets of the keys; `shape` is that of y."""
+        shape = self.node("Shape", [query], f"{name}_shape") if shape is None else shape
         pair = [query, self.node("Expand", [self.numbers(f"{name}_one", 1.0), shape], f"{name}_ones")]
         return self.concat(pair[::-1] if one_first else pair, 3, name)
 

@@ -148,8 +148,7 @@ def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, rec
     elif opset < 9:
         plain = f"the model has opset {opset}, whose Constant operator holds no integers, which the function body needs"
     options = replace(chosen, inline=chosen.inline or bool(plain), d_head=d_head)
-    conversions: list[Conversion] = []
-    left: list[Left] = []
+    conversions, left = list[Conversion](), list[Left]()
     for view in views:
         blocks, rejected = Finder(view, namer, options).run(recognised.nodes(view))
         done = (each.block for each in recognised.blocks if each.block.path == view.path)
@@ -168,7 +167,11 @@ def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, rec
     notes += [f"no block is called '{glob}'; `rewrite inspect` lists all" for glob in unknown]
     if conversions and plain and not chosen.inline:
         notes.append(f"{plain}: the heads are written out")
-    notes += _kept_operators(conversions)
+    kept = grouped(((each.form, each.by_reference), each.block.name) for each in conversions if each.by_reference)
+    for (form, reason), those in kept.items():
+        what = f"{len(those)} block{'s' * (len(those) > 1)} as projections by reference, since {reason}"
+        named = f"{', '.join(those[:3])}{', ...' if len(those) > 3 else ''}"
+        notes.append(f"form {form} keeps the linear operators of {what}: {named}")
     if conversions and functions:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(functions)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
@@ -186,15 +189,6 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
                     joined = sum(recognised.stream or ()) * maker.output[0].endswith("/scores")  # q beside p P
                     return (shape[1] if isinstance(shape[1], int) else None), shape[3] - joined
     return None, None
-
-
-def _kept_operators(conversions: list[Conversion]) -> list[str]:
-    reasons = grouped(((each.form, each.by_reference), each.block.name) for each in conversions if each.by_reference)
-    return [
-        f"form {form} keeps the linear operators of {len(names)} block{'s' * (len(names) > 1)} as "
-        f"projections by reference, since {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-        for (form, reason), names in reasons.items()
-    ]
 
 
 def _tensors_of_blocks(plan: Plan) -> frozenset[str]:

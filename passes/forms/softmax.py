@@ -122,14 +122,16 @@ def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     return 2.0 ** (least - 1).bit_length()
 
 
-def as_batches(b: Builder, tensor: Tensor, rank: int, *, alone: bool = False) -> Tensor:
-    """[..., tokens, width] as [batch, tokens, width]; tokens of all batches on one axis as one, or each `alone`."""
-    if alone and rank == 2:  # neurons attend to the token itself and to bias tokens only
-        return b.unsqueeze(tensor, 1, "each_alone")
-    if rank < 4:
-        return tensor if rank == 3 else b.unsqueeze(tensor, 0, "one_batch")
-    last_two = b.sizes(tensor, rank - 2, rank, "last_two")
-    return b.reshape(tensor, b.concat([b.integers(-1), last_two], 0, "batches_shape"), "batches")
+def as_batches(b: Builder, data: Tensor, rank: int, *, alone: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """[..., tokens, width] as [batch, N, width], all tokens on one axis as one batch, or each `alone`; batch and N."""
+    if rank == 2 and not alone:  # the proof follows sizes of what the original has, too, to every size
+        return b.unsqueeze(data, 0, "one_batch"), b.integers(1), b.sizes(data, 0, 1, "token_count")
+    if rank > 3:
+        last_two = b.sizes(data, rank - 2, rank, "last_two")
+        tokens = b.reshape(data, b.concat([b.integers(-1), last_two], 0, "batches_shape"), "batches")
+    else:  # neurons attend to the token itself and to bias tokens only
+        tokens = b.unsqueeze(data, 1, "each_alone") if rank == 2 else data
+    return tokens, b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
 
 
 def in_place(b: Builder, conversion: Conversion, tensor: Tensor, data: Tensor) -> Replacement:
@@ -145,12 +147,11 @@ def in_place(b: Builder, conversion: Conversion, tensor: Tensor, data: Tensor) -
     return replacement(b, conversion)
 
 
-def with_indicator(b: Builder, tokens: Tensor, further: int = 0, name: str = "tokens") -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens [batch, N, width] with a column of ones and `further` columns of zeros; batch and N, 1-D."""
-    sizes = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
+def with_indicator(b: Builder, tokens: Tensor, sizes: list[Tensor], further: int = 0, name: str = "tokens") -> Tensor:
+    """The tokens [batch, N, width] with a column of ones and `further` columns of zeros; `sizes` are batch and N."""
     one = b.numbers("token_indicator", np.eye(1, 1 + further)[None])
     shape = b.concat([*sizes, b.integers(1 + further)], 0, "indicators_shape")
-    return b.concat([tokens, b.node("Expand", [one, shape], "indicators")], 2, name), *sizes
+    return b.concat([tokens, b.node("Expand", [one, shape], "indicators")], 2, name)
 
 
 def open_stream(
@@ -159,8 +160,8 @@ def open_stream(
     """The block's input; as tokens, with their indicators (or `positions`) and m bias tokens; N as a 1-D tensor."""
     b, projections, m = weights.b, conversion.whole_block, weights.bias_tokens
     data = b.read(projections.query.data, weights.elem_type, "input")
-    tokens = as_batches(b, data, projections.rank, alone=conversion.carried > 0)
-    made, batch, count = with_indicator(b, tokens, 0 if positions else m)
+    tokens, batch, count = as_batches(b, data, projections.rank, alone=conversion.carried > 0)
+    made = with_indicator(b, tokens, [batch, count], 0 if positions else m)
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
     if positions:
         own = b.node("Expand", [positions.of_tokens(count), each], "token_positions_each")
@@ -367,7 +368,7 @@ def prepare_rows(view: GraphView, conversion: Conversion) -> Conversion:
     if size > LARGEST_PATTERN:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
         raise LostError(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
-    return replace(prepared, options=replace(prepared.options, max_tokens=limit))
+    return replace(prepared, options=replace(prepared.options, max_tokens=limit), fixed=fixed > 0)
 
 
 def activation(conversion: Conversion) -> tuple[Program, bool]:
@@ -398,9 +399,8 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     model, neurons = projections.query.in_features, projections.query.out_features
     weights = HeadWeights(b, model, conversion.carried, neurons, conversion.block.elem_type)
     data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    tokens = as_batches(b, data, projections.rank, alone=True)
-    count = b.sizes(tokens, 1, 2, "token_count")
-    each = b.concat([b.sizes(tokens, 0, 1, "batch"), b.integers(1, 1)], 0, "each_batch")
+    tokens, batch, count = as_batches(b, data, projections.rank, alone=True)
+    each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
     own = b.rows(b.read(POSITION_ROWS, elem_type, "token_columns"), 0, count, 1, "own_columns")
     wide = [tokens, b.node("Expand", [own, each], "own_columns_each")]
     bias = b.padded(b.read(BIAS_ROWS, elem_type, "bias_token_rows"), model, 0, "bias_tokens")
@@ -509,7 +509,11 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
     made, groups = b.typed(conversion.compute_type), groups_of(conversion.program)
     neurons, dimension = conversion.block.neurons, max(group.dimension for group in groups)
     # W_Q has one column: a second one, which computes the number 1 from the indicator, would cost another W1.
-    query = b.bounded(y, "q") if dimension == 1 else b.paired(b.bounded(y, "finite_q"), "q", one_first=True)
+    query = b.bounded(y, "q" if dimension == 1 else "finite_q")
+    if dimension > 1:  # for `each` see `as_batches`
+        plain = conversion.projections
+        shape = b.concat([each, b.integers(plain.query.out_features, 1)], 0, "q_shape") if plain else None
+        query = b.paired(query, "q", one_first=True, shape=shape)
     b.expose("q", query, (None, None, neurons, dimension))
     query = made.cast(query, b.compute_type, "wide_q")
     terms = list[Tensor]()
@@ -549,8 +553,8 @@ def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     model, neurons = projections.query.in_features, projections.query.out_features
     scoring = b.typed(conversion.compute_type)
     data = b.read(projections.query.data, elem_type, "input")
-    stream, *sizes = with_indicator(b, as_batches(b, data, projections.rank), name="stream")
-    each = b.concat(sizes, 0, "each_token")
+    tokens, *sizes = as_batches(b, data, projections.rank)
+    stream, each = with_indicator(b, tokens, sizes, name="stream"), b.concat(sizes, 0, "each_token")
     wide_stream = scoring.cast(stream, b.compute_type, "wide_stream")
     # This stream has no rows of bias tokens.
     weights, of_scores = (HeadWeights(each, model, 0, neurons, elem_type, by_token=True) for each in (b, scoring))

@@ -221,7 +221,7 @@ def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
     blocks = f"{counted(len(domains), 'block')} ({first_of(list(domains))})"
     where = "is checked only on the inputs of the run" if run else "is not checked, since nothing was run"
     most = min(domains.values())
-    return (f"the heads of {blocks} hold for |pre-activation| up to {most:.3g}; that the model stays there {where}",)
+    return (f"the heads of {blocks} hold for |pre-activation| up to {most:.6g}; that the model stays there {where}",)
 
 
 def claim_of(conversion: Conversion, accuracy: float | None = None, added: Collection[str] = ()) -> Claim:

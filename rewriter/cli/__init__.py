@@ -42,13 +42,18 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 2**25), (-1, 2**27)  # options of glibc'
 
 
 class Forgiving(io.FileIO):
-    """A stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`."""
+    """A stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`, or it failed."""
+
+    failed = False
 
     def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)
+            return len(data) if self.failed else super().write(data)
         except BrokenPipeError:
             return len(data)
+        except OSError as error:
+            self.failed = True  # what the buffer still holds follows
+            raise UsageError(f"cannot write standard output: {error.strerror}; free some space on its disk") from error
 
 
 class _Completing(click.Group):
@@ -78,9 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             buffer = io.BufferedWriter(Forgiving(stream.fileno(), "wb", closefd=False))
             how: dict[str, Any] = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
             setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, **how))
-    status = run(arguments)
-    sys.stdout.flush()
-    sys.exit(status)
+    sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -96,6 +99,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 ctypes.CDLL(None).mallopt(*threshold)
         name = "rewrite" if command is convert else f"rewrite {command.name}"
         result: Any = command.main(rest, prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
     except RewriteError as error:
         click.echo(f"rewrite: {error.args[0]}", err=True)
         return int(error.exit_status)

@@ -7,7 +7,7 @@ optimisation, compared by the one rule of `rewriter.proof.rule`.
 import gc
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -165,7 +165,9 @@ class Judge:
         with ThreadPoolExecutor(1) as pool:
             try:
                 before = pool.submit(self._before, progress, few=True) if self.run and self._by_blocks else None
-                yield [] if before is None else [before, pool.submit(lambda: self._after(before.result(), progress))]
+                ahead = [] if before is None else [before, pool.submit(lambda: self._after(before.result(), progress))]
+                yield ahead
+                wait(ahead)  # here, where an interrupt ends them
             except BaseException:
                 failed.set()
                 raise

@@ -81,10 +81,16 @@ def test_gelu_is_float32_with_offsets_first() -> None:
     assert (query[..., 0] == 1.0).all()
 
 
+@pytest.mark.parametrize("rows", ["batch, tokens", "tokens"])
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_the_certificate_is_for_every_size(name: str, rows: str) -> None:
+    model = mlp(TEXTS[name], inputs=f"float[{rows}, 4] x", outputs=f"float[{rows}, 4] out")
+    assert cases.proved(model, form="compact").validation.certificate.sizes == ()
+
+
 def test_values_beyond_float32_are_float64() -> None:
     """The values of exp reach e^160; as float32 numbers they would be infinite."""
-    report = rewrite(mlp("k = Mul(y, $0.3) h = Exp(k)"), form="compact")
-    assert (report.problems, report.exit_status) == ((), 0)
+    cases.proved(mlp("k = Mul(y, $0.3) h = Exp(k)"), form="compact")
 
 
 def test_rows_that_the_original_lays_out_by_computed_sizes_are_certified() -> None:

@@ -306,6 +306,10 @@ def test_a_fixed_length_beyond_the_positions(form: str) -> None:
     model = mlp(SILU, inputs="float[1, 9, 4] x", outputs="float[1, 9, 4] out")
     assert "its sequences have 9 tokens; raise --max-tokens from 8 to 9" in refusal(model, form, max_tokens=8)
     assert make_plan(model, Options(form=form, max_tokens=9)).conversions
+    body = "y = MatMul(x, W1) h = Relu(y) out = MatMul(h, W2) v = MatMul(z, W1) k = Relu(v) more = MatMul(k, W2)"
+    inputs, outputs = (f"float[1, 9, 4] {x}, float[batch, tokens, 4] {z}" for x, z in (("x", "z"), ("out", "more")))
+    model = text_model(body, inputs=inputs, outputs=outputs)
+    assert cases.proved(model, form=form).validation.certificate.regions[0].tokens == 512
 
 
 @pytest.mark.parametrize("form", ["maskless", "staged"])

@@ -12,9 +12,10 @@ import onnx
 import pytest
 
 from rewriter import rewrite
-from rewriter.cli import Forgiving
 from tests.conftest import Ran
 from tests.textmodels import text_model
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "error"}
 
 
 def test_json_to_standard_output(folder: Path, ran: Ran) -> None:
@@ -37,8 +38,7 @@ def test_a_reader_that_goes_away(folder: Path, status: int, shell: str) -> None:
     if status:
         onnx.save(text_model("out = Abs(x)"), "model.onnx")
     command = ["sh", "-c", shell, "sh", sys.executable, "-m", "rewriter", "model.onnx", "-o", "out.onnx"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "error"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert len(process.stdout.read(1)) == (not shell.endswith(">&-"))
@@ -48,9 +48,13 @@ def test_a_reader_that_goes_away(folder: Path, status: int, shell: str) -> None:
     assert (folder / "out.onnx").exists() == (status == 0)
 
 
-def test_other_errors_of_a_stream_are_not_dropped() -> None:
-    with Forgiving("/dev/full", "wb") as full, pytest.raises(OSError, match="No space"):
-        full.write(b"text")
+@pytest.mark.parametrize("options", [["--help"], ["model.onnx", "--dry-run", "--json"]])
+def test_a_full_disk_is_an_error_in_one_line(folder: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "rewriter", *options]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False)
+    fault = b"rewrite: cannot write standard output: No space left on device; free some space on its disk\n"
+    assert (done.returncode, done.stderr) == (2, fault)
 
 
 def test_no_arguments_print_the_help(ran: Ran) -> None:

@@ -1,9 +1,11 @@
 """Running models as a whole and in segments gives the same; the proof by blocks finds the same faults."""
 
+import signal
 import time
 import weakref
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer, main_thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from rewriter.proof.validate import Judge
 from tests.cases import plant
 from tests.changes import change_values, weight
 from tests.committed import FOLDER as MODELS
-from tests.textmodels import SILU, mlp, text_model, values
+from tests.textmodels import SILU, text_model, values
 
 WAYS = (Way("cpu", optimise=False), Way("cpu", optimise=True))
 
@@ -146,15 +148,14 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewriter.proof.run.SEGMENT", 20_000)
 
 
-@pytest.mark.parametrize(
-    ("proof", "size", "expected"),
-    [("whole", LARGE + 1, False), ("auto", LARGE, False), ("auto", LARGE + 1, True), ("blocks", 1, True)],
-)
-def test_when_blocks_are_proved_alone(proof: str, size: int, expected: bool) -> None:
-    assert Settings(proof=proof).by_blocks(size) is expected
+def test_when_blocks_are_proved_alone() -> None:
+    for proof, size, alone in (("whole", LARGE + 1, False), ("auto", LARGE, False), ("blocks", 1, True)):
+        assert Settings(proof=proof).by_blocks(size) is alone
+    assert Settings(proof="auto").by_blocks(LARGE + 1)
 
 
-def test_no_run_goes_on_where_the_certificate_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("finished", [False, True])
+def test_no_run_goes_on_after_an_error_or_an_interrupt(finished: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, steps = Event(), list[int]()
 
     def endless(*_: object, progress: Any, **_options: object) -> None:
@@ -164,21 +165,21 @@ def test_no_run_goes_on_where_the_certificate_ends_in_an_error(monkeypatch: pyte
             begun.set()
             time.sleep(0.01)
 
-    def failing(*_: object, **_options: object) -> None:
+    def certificate(*_: object, **_options: object) -> Any:
         assert begun.wait(60)
-        raise UsageError("no inputs")
+        if not finished:
+            raise UsageError("no inputs")
+        Timer(0.5, signal.pthread_kill, (main_thread().ident, signal.SIGINT)).start()  # while the runs are waited for
+        return SimpleNamespace(certified=True)
 
     monkeypatch.setattr("rewriter.proof.validate.run_accepted", endless)
-    monkeypatch.setattr("rewriter.proof.validate.prove", failing)
+    monkeypatch.setattr("rewriter.proof.validate.prove", certificate)
     model = load_model(MODELS / "silu-decoder.onnx")
-    with pytest.raises(UsageError, match="no inputs"):
+    with pytest.raises(KeyboardInterrupt if finished else UsageError):
         Judge(model, model, (), Settings(proof="blocks")).verdict()
-    assert 0 < len(steps) < 2000
-
-
-def test_unknown_proof() -> None:
-    with pytest.raises(UsageError, match="unknown proof 'quick'; known are: auto, whole, blocks"):
-        rewrite(mlp(SILU), proof="quick")
+    reached = len(steps)
+    time.sleep(0.1)
+    assert 0 < len(steps) == reached < 2000
 
 
 @pytest.mark.slow
@@ -226,7 +227,7 @@ def test_planted_bugs_fail_the_proof_by_blocks(
     assert {entry.name for entry in tmp_path.iterdir()} == {"model.onnx", "weights.bin"}
 
 
-def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
+def test_unknown_proofs_and_defaults_in_segments_are_refused(tmp_path: Path) -> None:
     model = text_model(f"f = MatMul(x, W1) y = Add(f, b1) {SILU} g = MatMul(h, W2) out = Add(g, b2)",
                        constants={"W1": values("W1"), "W2": values("W2")})  # fmt: skip
     bias = weight(model, "b2")
@@ -236,3 +237,5 @@ def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
     assert rewrite(model, inputs=tmp_path / "inputs.npz").exit_status is ExitStatus.CONVERTED
     with pytest.raises(UsageError, match="input 'b2' has a default, which a proof by blocks cannot override"):
         rewrite(model, inputs=tmp_path / "inputs.npz", proof="blocks")
+    with pytest.raises(UsageError, match="unknown proof 'quick'; known are: auto, whole, blocks"):
+        rewrite(model, proof="quick")
