@@ -34,7 +34,7 @@ from rewriter.evaluate.moves import CASTS, SAME_NUMBERS
 from rewriter.evaluate.scalar import BROADCAST
 from rewriter.evaluate.table import ELEMENTWISE, MOVES
 from rewriter.graph.fused import einsum_map
-from rewriter.graph.view import key_of
+from rewriter.graph.view import SIZES, key_of
 from rewriter.graph.walk import iter_nodes, reached, subgraphs
 from rewriter.inputs.cases import Maker
 from rewriter.proof.certificate import expressions as ex
@@ -60,7 +60,9 @@ LAYERS = ("MatMul", "Gemm", "Conv", "Add", "FusedMatMul", "MatMulNBits", "Dequan
 """Linear layers, which may compute every number of inputs that may be any."""
 _LINEAR = ("Cast", "Identity", "Add")
 _AFFINE = ("Mul", "Div", "Neg", "Cast", "Identity", "Add", "Sub")
-_MEETING = {"Softmax", "QuantizeLinear", "LayerNormalization", "BatchNormalization", "Einsum"} | MOVES - SAME_NUMBERS
+_MEETING = {"Softmax", "QuantizeLinear", "LayerNormalization", "BatchNormalization", "Einsum"}.union(
+    MOVES - SAME_NUMBERS - SIZES
+)
 _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear", "DequantizeLinear")
 _ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
 _WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 1), "QLinearMatMul": 3}
