@@ -25,7 +25,7 @@ from rewriter.errors import ModelError
 from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, content, is_float, multiply, unchanging
 from rewriter.evaluate.moves import CASTS, PARTS, REARRANGED, SECTIONS
-from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on
+from rewriter.evaluate.nodes import CONTROL, Kernels, control, key_on, version_of
 from rewriter.evaluate.scalar import CHOOSING, COMPARISONS, EQUAL_ARE, INTEGERS, OF_TWO, OPPOSITE, SIGNED, STEPS
 from rewriter.evaluate.table import ALWAYS, DOMAINS, MOVES, PRODUCTS, Call, Operator, is_random, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
@@ -204,6 +204,7 @@ class Choice(NamedTuple):
     apart: int  # a hash of their differences
     equal: int  # which ones equal numbers are like: the smaller (-1), the larger (1), or none of them (0)
     met: bool  # whether some numbers were equal
+    compared: int  # how many pairs
     results: frozenset[bool]
     decided: bool  # by inputs, not by sizes
 
@@ -409,7 +410,8 @@ class Evaluator:
         apart = np.unique(np.subtract(a, b, dtype=np.float64))
         turned = -apart[::-1]
         order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
-        found = made if made.dtype == np.bool_ else np.asarray(np.subtract(a, b) > 0)
+        # Of equal numbers, the larger one and the smaller one are the same: they are no result.
+        found = made if made.dtype == np.bool_ else np.subtract(a, b)[np.not_equal(a, b)] > 0
         # Results for positions follow from each other; one of few entries was hardly drawn.
         along, least = not call.decided and made.size > 1, _RARE * max(found.size, 1)
         results = frozenset(each for each in (False, True) if along or np.count_nonzero(found == each) >= least)
@@ -418,10 +420,12 @@ class Evaluator:
             # Each number that they are compared with, such as the ids of one-hot rows, must have been one.
             met = bool(np.isin(*((b, a) if call.node.input[0] in self.decided else (a, b))).all())
         digest, before = hash((turned if order > 0 else apart).tobytes()), self.choices.get(name)
+        compared = made.size
         if before is not None:  # in another round of a loop
             digest, met, results = hash((before.apart, digest)), before.met or met, before.results | results
+            compared += before.compared
         like = order * EQUAL_ARE.get(kind, 0)
-        self.choices[name] = Choice(digest, like, met, results, call.decided)
+        self.choices[name] = Choice(digest, like, met, compared, results, call.decided)
 
     def _turned(self, kind: str, a: Array, b: Array, made: Array) -> Array:
         """The other result of a comparison: of each entry, or at random by difference."""
@@ -456,7 +460,8 @@ class Evaluator:
         texts = [isinstance(x, np.ndarray) and x.dtype.kind in "OUS" for x in operands]
         entries = (x if x is None or text else f.lift(x).entries for x, text in zip(operands, texts, strict=True))
         whole = tuple(isinstance(x, Value) and x.whole for x in operands)
-        name = "opaque", self.opsets.get(domain), whole, key_on(call.node, entries, self.opsets.get(domain, 1))
+        version = version_of(call.node, self.opsets)
+        name = "opaque", version, whole, key_on(call.node, entries, self.opsets.get(domain, 1))
         # Of any size, and dependent on the attributes, too: integers that are the same for these are not for others.
         drawn: list[Any] = [
             np.tan(np.pi * f.function(name, x.entries) / f.p).astype(np.float32) ** 3 if isinstance(x, Value) else x

@@ -91,6 +91,15 @@ def key_on(node: onnx.NodeProto, operands: Iterable[Array | None], opset: int | 
     return hashlib.blake2b(repr((key_of(node), stated, given)).encode()).digest()
 
 
+def version_of(node: onnx.NodeProto, imported: Mapping[str, int]) -> int | None:
+    """The last of the imported opsets that changed the operator of a node; without a schema, the imported one."""
+    domain, kind = key_of(node)
+    version = imported.get(domain)
+    if version is None or not onnx.defs.has(kind, version, domain):
+        return version
+    return onnx.defs.get_schema(kind, version, domain).since_version
+
+
 def _is_default(node: onnx.NodeProto, attribute: onnx.AttributeProto, opset: int) -> bool:
     usual = {"pads": 0, "strides": 1, "dilations": 1}.get(attribute.name)  # along each axis, as no schema says
     domain, kind = key_of(node)

@@ -193,7 +193,8 @@ def _group_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
 
 @operator("BatchNormalization")
 def _batch_norm(call: Call, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
-    if call.get("training_mode", 0) or any(call.node.output[1:]):
+    tested = call.opset >= 7 or call.get("is_test", 0)
+    if not tested or call.get("training_mode", 0) or any(call.node.output[1:]):
         raise Unsupported("batch normalisation in training")
     f, given = call.f, [scale, bias, mean, variance]
     if call.get("spatial", 1):  # before opset 9 there may be one for each entry instead

@@ -39,8 +39,8 @@ from rewriter.text import one_line, quoted
 
 Role = Enum(
     "Role",
-    "BRANCH FLAG MASK PAST STATE POSITIONS TOKEN_TYPES PAST_LENGTH TOTAL_LENGTH LAST_INDEX LENGTHS GRID IDS INTEGERS "
-    "FLOATS",
+    "BRANCH FLAG MASK PAST STATE POSITIONS TOKEN_TYPES PAST_LENGTH TOTAL_LENGTH KEY_LENGTHS LAST_INDEX LENGTHS GRID "
+    "IDS INTEGERS FLOATS",
 )
 """The meaning of an input, which determines its valid values."""
 
@@ -64,6 +64,7 @@ class InputSpec:
     rows: int | None = None  # exclusive bound on its numbers: the rows of the smallest table that it indexes
     sizes: dict[int, int] = field(default_factory=dict)  # an axis to the size that its readers require
     least: dict[int, int] = field(default_factory=dict)  # an axis to their minimum size
+    causal: bool = False  # whether queries of the attention that reads it are the last ones
 
 
 _INTEGERS, _BOOL, _FLOATS = "iu", "b", "f"
@@ -200,7 +201,7 @@ numbers counts itself."""
 _ATTENTION: Mapping[tuple[str, str], Mapping[int, Role]] = {
     ("com.microsoft", "GroupQueryAttention"): {3: Role.PAST, 4: Role.PAST, 5: Role.LAST_INDEX, 6: Role.TOTAL_LENGTH},
     ("com.microsoft", "MultiHeadAttention"): {6: Role.PAST, 7: Role.PAST, 8: Role.PAST_LENGTH},
-    ("", "Attention"): {4: Role.PAST, 5: Role.PAST, 6: Role.TOTAL_LENGTH},
+    ("", "Attention"): {4: Role.PAST, 5: Role.PAST, 6: Role.KEY_LENGTHS},
 }
 """Maps domain and operator to roles of operands. Queries, keys and values are the first three operands."""
 
@@ -312,6 +313,7 @@ def _note_attention(
         if spec is None or place not in roles:
             continue
         spec.role, spec.kinds = roles[place], _places(roles[place], len(spec.shape))  # overrides names
+        spec.causal = integer_of(node, "is_causal", 0) == 1
         if spec.role is Role.PAST:
             own = shapes[1 + place - min(roles)]
             projected, heads = (own, keys) if own else (shapes[0], queries + 2 * keys)  # or all three are packed
@@ -331,8 +333,8 @@ _NAMED = {
 }  # fmt: skip
 """Kinds of dimensions that the name of a case states."""
 _USUAL = {Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.FEATURES: 80, Kind.ONE: 1}
-_COUNTS = {Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0), Role.LAST_INDEX: (Kind.TOTAL, 1)}
-"""Roles of scalars: the size of a kind of dimension, minus an offset."""
+_COUNTS = {Role.PAST_LENGTH: (Kind.PAST, 0), Role.LAST_INDEX: (Kind.TOTAL, 1)}
+"""Roles of numbers of tokens: the size of a kind of dimension, minus an offset; that of all tokens by default."""
 _VOCABULARY = 100  # number of token ids if no table bounds them
 _MOST_ENTRIES = 2**28  # of an input
 _PATCHES = 24  # number of patches of an image: 4 x 6
@@ -526,8 +528,12 @@ class Maker:
         length = kinds[next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in self.varied), Kind.SEQUENCE)]
         made: Any
         match spec.role:
-            case Role.POSITIONS | Role.LENGTHS | Role.FLAG if self.loose:
-                valid = {Role.POSITIONS: (0, spec.rows or kinds[Kind.TOTAL]), Role.LENGTHS: (1, length + 1)}
+            case Role.POSITIONS | Role.LENGTHS | Role.KEY_LENGTHS | Role.FLAG if self.loose:
+                least = kinds[Kind.SEQUENCE] if spec.causal else 1  # else the first queries see no keys
+                valid = {
+                    Role.POSITIONS: (0, spec.rows or kinds[Kind.TOTAL]), Role.LENGTHS: (1, length + 1),
+                    Role.KEY_LENGTHS: (least, max(kinds[Kind.TOTAL], least + 1)),  # shorter than all keys
+                }  # fmt: skip
                 made = random.integers(*valid.get(spec.role, (0, 2)), shape)
             case Role.MASK if self.loose and shape:  # any mask that has both values in each row
                 order = random.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1)
@@ -562,7 +568,7 @@ class Maker:
                 made = np.full(shape, length)
                 made.reshape(-1)[1:][-1:] -= length // 3
             case _:
-                kind, less = _COUNTS[spec.role]
+                kind, less = _COUNTS.get(spec.role, (Kind.TOTAL, 0))
                 made = max(kinds[kind] - less, 0)
         return np.resize(made, shape).astype(spec.dtype)
 

@@ -107,8 +107,8 @@ def _readings(low: float) -> Sequence[Reading]:
 def _unsettled(runs: Sequence[Kept], others: Sequence[Kept], *, sizes: bool = False) -> dict[str, frozenset[str]]:
     """Comparisons of inputs' integers that the drawn inputs do not settle, with the same ones of the other model.
 
-    They always had the same result, or their sides were never equal. With `sizes`, those of sizes are included if
-    they had one result.
+    They always had the same result, their sides were never equal, or few were drawn. With `sizes`, those of sizes are
+    included if they had one result.
     """
 
     def made(each: Sequence[Kept]) -> dict[str, list[Choice | None]]:
@@ -122,8 +122,9 @@ def _unsettled(runs: Sequence[Kept], others: Sequence[Kept], *, sizes: bool = Fa
     for name, own in made(runs).items():
         known = [each for each in own if each]
         decided, met = all(each.decided for each in known), any(each.met for each in known)
-        one = len(frozenset().union(*(each.results for each in known))) == 1
-        if (decided and not met) or ((decided or sizes) and one):
+        few = decided and sum(each.compared for each in known) < _COINS
+        one = len(frozenset().union(*(each.results for each in known))) < 2
+        if (decided and not met) or few or ((decided or sizes) and one):
             found[name] = frozenset(other for other, each in theirs.items() if key(each) == key(own))
     return found
 
@@ -189,6 +190,9 @@ class Pair:
                 raise Unsupported(f"the input '{default}' has another default in the second model")
             if default not in inputs or (default in read[0] and default not in read[1]):
                 raise Unsupported(f"the second model does not read the input '{default}', which has a default")
+        alone = (name for name, x in self.points[0].feeds.items() if name in read[1] - read[0] and not is_float(x))
+        if (used := next(alone, None)) is not None:  # which numbers it may be is not known
+            raise Unsupported(f"the second model reads the integers '{used}', which the first does not")
         given = {*self.points[0].feeds, *(tensor.name for tensor in b.proto.graph.initializer)}
         if (new := next((each for each in inputs if each not in given), None)) is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")

@@ -17,6 +17,7 @@ import onnx
 from rewriter.arrays import grouped
 from rewriter.evaluate.evaluator import Program
 from rewriter.evaluate.moves import CASTS, SAME_ENTRIES
+from rewriter.evaluate.nodes import version_of
 from rewriter.evaluate.scalar import COMPARISONS, LOGIC
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, is_random
 from rewriter.graph.view import key_of, label
@@ -95,7 +96,7 @@ class _Side:
         graphs = sorted(subgraphs(node), key=lambda each: each[0])
         bodies = [(each, self._of_body(graph, numbers)) for each, graph in graphs]
         attributes = sorted(each.SerializeToString() for each in node.attribute if each.name not in dict(graphs))
-        functions, version = self.functions.get((node.domain, kind)), self.program.opsets.get(domain)
+        functions, version = self.functions.get((node.domain, kind)), version_of(node, self.program.opsets)
         place = list(node.output).index(name), len(node.output) if kind == "Split" else 0
         made = _digest(domain, version, kind, operands, attributes, place, bodies, functions)
         if is_random(kind) or (kind == "Dropout" and len(node.input) > 2):

@@ -419,6 +419,11 @@ def test_functions_are_inlined() -> None:
     assert not judged(called("h = Sigmoid(y)", 11), called("h = Tanh(y)", 11)).certified
 
 
+def test_an_operator_without_a_row_is_of_the_opset_that_changed_it() -> None:
+    for opset, same in ((11, False), (13, True)):
+        assert judged(mlp("h = Hardmax(y)", opset=opset), mlp("h = Hardmax(y)")).certified is same
+
+
 def test_functions_may_have_data_in_other_files(tmp_path: Path) -> None:
     models = []
     for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
