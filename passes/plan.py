@@ -170,8 +170,8 @@ def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, rec
     kept = grouped(((each.form, each.by_reference), each.block.name) for each in conversions if each.by_reference)
     for (form, reason), those in kept.items():
         what = f"{len(those)} block{'s' * (len(those) > 1)} as projections by reference, since {reason}"
-        named = f"{', '.join(those[:3])}{', ...' if len(those) > 3 else ''}"
-        notes.append(f"form {form} keeps the linear operators of {what}: {named}")
+        shown = f"{', '.join(those[:3])}{', ...' if len(those) > 3 else ''}"
+        notes.append(f"form {form} keeps the linear operators of {what}: {shown}")
     if conversions and functions:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(functions)}")
     return Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
