@@ -136,6 +136,15 @@ def test_activations_are_read_in_front_of(name: str) -> None:
     assert not of("h = Relu(y)", f"w = Mul(y, $1.001) {heads.format('w')}", **options).certified
 
 
+def test_a_mask_that_steep_scores_may_exceed() -> None:
+    heads = """i = Constant<value_ints = [3]>() v = Mul(y, $1e13) z = Unsqueeze(v, i) o = Sub(z, z) t = Add(z, $MASK)
+        s = Concat<axis = 3>(z, o, t) w = Softmax(s) p, q, r = Split<axis = 3, num_outputs = 3>(w) u = Squeeze(p, i)
+        h = Mul(u, y)"""
+    assert of("h = Relu(y)", heads.replace("MASK", "-1e4"), opset=18).certified
+    (refusal,) = of("h = Relu(y)", heads.replace("MASK", "-1e30"), opset=18).refusals
+    assert refusal.reason == "what masks the scores of 'w' is smaller than a score may be"
+
+
 def where(condition: str, wrong: str = "Mul(r, $1.001)") -> str:
     """SiLU, times 1.001 where a condition on the input or its size holds."""
     return f"n = Neg(y) e = Exp(n) d = Add(e, $1.0) r = Div(y, d) w = {wrong} {condition} h = Where(c, w, r)"
