@@ -38,7 +38,7 @@ def check(model: Path, allowed: float, **options: Any) -> None:
     ratio = report.validation.providers["cpu"].error_ratio
     assert ratio is not None or model.name.startswith("t5"), "whose buckets of positions are others in float64"
     assert (ratio or 0.0) <= allowed
-    clamped = [note for note in report.notes if "hold for |pre-activation| up to 5.76e+17" in note]
+    clamped = [note for note in report.notes if "hold for |pre-activation| up to 5.76461e+17" in note]
     assert options["form"] == "whole" or [*report.notes] == clamped
     assert options["form"] == "staged" or not clamped
 
