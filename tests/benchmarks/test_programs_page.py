@@ -26,16 +26,10 @@ def test_no_drawing_is_left_over() -> None:
     assert {path.stem for path in programs_page.FIGURES.glob("*.svg")} == set(portraits())
 
 
-@pytest.fixture(scope="module")
-def kinds() -> dict[str, dict[str, bool]]:
-    return providers.emitted()
-
-
 @pytest.mark.slow
-def test_kinds_of_nodes_are_what_the_emitters_give(
-    tmp_path: Path, kinds: dict[str, dict[str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kinds_of_nodes_are_what_the_emitters_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m benchmarks.providers` writes it."""
+    kinds = providers.emitted()
     monkeypatch.setattr(providers, "emitted", lambda: kinds)
     assert CliRunner().invoke(providers.main, ["--check"]).exit_code == 0
     path = tmp_path / "page.md"

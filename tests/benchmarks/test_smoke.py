@@ -18,17 +18,13 @@ from rewriter import rewrite
 from tests.committed import FOLDER
 
 SIZES = "--layers 2 --width 32 --hidden 64 --heads 4 --vocabulary 50 --repeats 1"
+THRICE = SIZES.replace("repeats 1", "repeats 3")
 LARGE = "--layers 2 --width 64 --heads 4 --vocabulary 64 --repeats 1"
 MEASURED = ("local", "compact") if available() else ()
 MEMORY = "--memory-width 8 --memory-hidden 16 --memory-tokens 9"
 
 RUNS: tuple[tuple[ModuleType, str, str, list[Any]], ...] = (
-    (
-        latency,
-        f"{SIZES} --tokens 5".replace("repeats 1", "repeats 3"),
-        "model",
-        ["silu model", "gelu model", "silu mlp", "gelu mlp"],
-    ),
+    (latency, f"{THRICE} --tokens 5", "model", ["silu model", "gelu model", "silu mlp", "gelu mlp"]),
     *(
         (
             large_model,
@@ -40,12 +36,7 @@ RUNS: tuple[tuple[ModuleType, str, str, list[Any]], ...] = (
     ),
     (plan_scaling, "--nodes 60 --nodes 200 --repeats 1 --no-today", "blocks", [2, 7]),
     (validation, SIZES, "task", ["plain inference", "diff(outputs=False)", "validate"]),
-    (
-        pattern,
-        f"{SIZES} --activation silu --tokens 5".replace("repeats 1", "repeats 3"),
-        "model",
-        ["original", "control", "local", "compact"],
-    ),
+    (pattern, f"{THRICE} --activation silu --tokens 5", "model", ["original", "control", "local", "compact"]),
     (cuda_proofs, "--on cpu --only relu-decoder --type float16", "form", ["local", "compact"]),
     (forms, f"--width 8 --hidden 16 --tokens 5 --repeats 3 {MEMORY}", "form", ["control", *FORMS, *MEASURED]),
 )

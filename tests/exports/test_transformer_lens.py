@@ -88,15 +88,9 @@ def test_hooks_fire_and_show_what_the_file_computes(name: str, export: Export) -
     wanted = run_with_cache(path, feeds(), program="fast")
     heads, width = wanted.index["blocks.1.mlp_heads.W_Q"].shape[0], wanted.index["blocks.1.mlp_heads.W_Q"].shape[2]
     others = wanted.index["blocks.1.mlp_heads.bias_K"].shape[1]
-    shapes = {
-        "q": (width,),
-        "k": (width,),
-        "v": (1,),
-        "z": (1,),
-        "attn_scores": (1 + others,),
-        "pattern": (1 + others,),
-    }
-    for hook, shape in (shapes | {"result": (own.cfg.d_model,)}).items():
+    shapes = {"q": (width,), "k": (width,), "v": (1,), "z": (1,), "result": (own.cfg.d_model,)}
+    shapes |= dict.fromkeys(("attn_scores", "pattern"), (1 + others,))
+    for hook, shape in shapes.items():
         assert cache[f"blocks.1.mlp.hook_{hook}"].shape == (2, 9, heads, *shape), hook
     for hook in ("z", "pattern"):
         expected = wanted.cache[f"blocks.1.mlp_heads.hook_{hook}"]

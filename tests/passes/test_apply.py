@@ -443,13 +443,9 @@ def test_accuracy_beyond_all_programs_is_refused() -> None:
     assert (left.reason or "").endswith("--accuracy asks for 1e-15")
 
 
+OLD = "opset {} is older than 7; convert the model to a newer opset first"
 REFUSED = {
-    **{
-        f"opset {opset} is older than 7; convert the model to a newer opset first": mlp(
-            "h = Relu(y)", opset=opset, ir=3
-        )
-        for opset in (6, 1)
-    },
+    **{OLD.format(opset): mlp("h = Relu(y)", opset=opset, ir=3) for opset in (6, 1)},
     # Neither the data nor the weight, a constant computed by an unknown operator, gives the type of the product.
     "its element type is unknown; add value_info, for example with onnx.shape_inference": mlp(
         SILU, first="odd = strange.Op(x) w = strange.Permute(W1) y = MatMul(odd, w)", domains={"strange": 1}

@@ -13,7 +13,7 @@ from rewriter.compare import Change, GraphDifference, difference, renamed, signa
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, load_model
 from tests.changes import Change as Edit
-from tests.changes import body, graphs, swap, weight
+from tests.changes import add_weight, body, graphs, set_nodes, swap, weight
 from tests.textmodels import SILU, mlp, text_model
 
 SHAPE = "float[batch, tokens, 4]"
@@ -49,14 +49,6 @@ def branches() -> onnx.ModelProto:
     )
 
 
-def give_default(model: onnx.ModelProto) -> None:
-    """The input gets a default, which equals a weight of both models."""
-    tensor = onnx.TensorProto()
-    tensor.CopyFrom(model.graph.initializer[0])
-    tensor.name = "z"
-    model.graph.initializer.append(tensor)
-
-
 def of(a: onnx.ModelProto, b: onnx.ModelProto) -> GraphDifference:
     return difference(load_model(a), load_model(b))
 
@@ -65,7 +57,8 @@ STATED: dict[str, tuple[Edit, str]] = {
     "order of outputs": (lambda m: swap(m.graph.output, 0, 1), "order outputs: out, other in A, other, out in B"),
     "order of inputs": (lambda m: swap(m.graph.input, 0, 1), "order inputs: x, z in A, z, x in B"),
     "a default": (
-        give_default, "input z: float32[batch, tokens, 4] in A, float32[batch, tokens, 4] with a default in B"
+        lambda m: add_weight(m, "z", numpy_helper.to_array(weight(m, "W"))),  # which equals a weight of both models
+        "input z: float32[batch, tokens, 4] in A, float32[batch, tokens, 4] with a default in B",
     ),
 }  # fmt: skip
 
@@ -243,8 +236,7 @@ def calling() -> onnx.ModelProto:
 def opset(domain: str, version: int) -> Edit:
     def change(model: onnx.ModelProto) -> None:
         kept = [entry for entry in model.opset_import if entry.domain != domain]
-        del model.opset_import[:]
-        model.opset_import.extend([*kept, helper.make_opsetid(domain, version)])
+        set_nodes(model.opset_import, [*kept, helper.make_opsetid(domain, version)])
 
     return change
 

@@ -148,6 +148,7 @@ NORMALISE = "ns, nt, nm, nv"
 
 SEVENTEEN: dict[str, Any] = {"inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 17, 4] out"}
 TO_OUT = "out = MatMul(h, W2)"
+BIASED_OUT = "n = MatMul(h, W2) out = Add(n, b2)"
 
 
 @pytest.mark.parametrize(
@@ -226,15 +227,10 @@ def test_a_single_neuron_with_and_without_a_bias(first: str, text: str, label: s
         assert rewrite(model).exit_status is ExitStatus.CONVERTED
 
 
-@pytest.mark.parametrize(("first", "shown", "options"), [f[1:] for f in FIRSTS], ids=[f[0] for f in FIRSTS])
-def test_first_operator(first: str, shown: str, options: dict[str, Any]) -> None:
-    block = only_block(mlp(SILU, first=first, **options))
-    assert (kinds(block.first), kinds(block.second), block.gate) == (shown, "MatMul 8x4", "y")
-
-
 @pytest.mark.parametrize(
     ("first", "second", "shown", "options"),
     [
+        *((first, BIASED_OUT, f"{shown}, MatMul 8x4", options) for _, first, shown, options in FIRSTS),
         ("y = Gemm(x, W1, b1)", "out = Gemm(h, W2, b2)", "Gemm 4x8, Gemm 8x4", ROWS),
         ("y = Gemm<transB = 1>(x, W1t, b1)", "out = Gemm<transB = 1>(h, W2t)", "Gemm 4x8, Gemm 8x4", ROWS),
         ("y = Gemm<alpha = 0.5>(x, W1)", "out = Gemm<transB = 1>(h, W2t, b2)", "Gemm 4x8, Gemm 8x4", ROWS),
@@ -245,11 +241,14 @@ def test_first_operator(first: str, shown: str, options: dict[str, Any]) -> None
         (FIRST, "k = Mul(h, c1) out = MatMul(k, W2)", "MatMul 4x8, MatMul 8x4", {}),
         (FIRST, "k = Identity(h) j = Dropout(k) out = MatMul(j, W2)", "MatMul 4x8, MatMul 8x4", {}),
     ],
-    ids=["gemm", "gemm-trans", "gemm-alpha", "conv", "conv-no-bias", "bias-left", "transpose", "scaled", "dropout"],
+    ids=[
+        *(name for name, *_ in FIRSTS),
+        *("gemm", "gemm-trans", "gemm-alpha", "conv", "conv-no-bias", "bias-left", "transpose", "scaled", "dropout"),
+    ],
 )
 def test_pair_of_operators(first: str, second: str, shown: str, options: dict[str, Any]) -> None:
     block = only_block(mlp(SILU, first=first, second=second, **options))
-    assert (f"{kinds(block.first)}, {kinds(block.second)}", block.neurons) == (shown, 8)
+    assert (f"{kinds(block.first)}, {kinds(block.second)}", block.neurons, block.gate) == (shown, 8, "y")
 
 
 @pytest.mark.parametrize(

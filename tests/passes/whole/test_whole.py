@@ -172,16 +172,16 @@ def test_without_max_tokens_the_length_is_what_the_model_fixes_or_what_fits(name
     assert [each.longest for each in plan.conversions] == [longest, longest]
 
 
-@pytest.mark.parametrize(("only", "left"), [("*.0", "1"), ("*.1", "0")])
-def test_a_block_that_is_left_keeps_the_network_from_being_whole(only: str, left: str) -> None:
-    plan = make_plan(load("relu-decoder"), replace(WHOLE, only=(only,)))
+@pytest.mark.parametrize(
+    ("name", "options", "said", "times"),
+    [
+        ("relu-decoder", {"only": ("*.0",)}, "'model.model.decoder.layers.1' is left; use form masked", 1),
+        ("relu-decoder", {"only": ("*.1",)}, "'model.model.decoder.layers.0' is left; use form masked", 1),
+        ("conformer-encoder", {}, "Sigmoid '/model/layers.0/conv_module/glu/Sigmoid': it would stay", 4),
+    ],
+    ids=["the second block", "the first block", "no attention"],
+)
+def test_what_is_left_keeps_the_network_from_being_whole(name: str, options: Any, said: str, times: int) -> None:
+    plan = make_plan(load(name), replace(WHOLE, **options))
     assert not plan.conversions
-    reasons = [entry.miss.reason for entry in plan.left]
-    assert any(f"'model.model.decoder.layers.{left}' is left; use form masked" in reason for reason in reasons)
-
-
-def test_what_is_no_attention_is_refused_by_its_name() -> None:
-    plan = make_plan(load("conformer-encoder"), WHOLE)
-    assert not plan.conversions
-    reasons = [left.miss.reason for left in plan.left]
-    assert sum("Sigmoid '/model/layers.0/conv_module/glu/Sigmoid': it would stay" in reason for reason in reasons) == 4
+    assert sum(said in left.miss.reason for left in plan.left) == times

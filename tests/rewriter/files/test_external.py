@@ -22,18 +22,15 @@ def base(tmp_path: Path) -> Path:
     base = tmp_path / "base"
     (base / "sub").mkdir(parents=True)
     data = WEIGHTS.tobytes()
-    (base / "w.bin").write_bytes(data)
-    (base / "a b-ü.bin").write_bytes(data)
-    (base / "sub" / "w.bin").write_bytes(data)
+    for name in ("w.bin", "a b-ü.bin", "sub/w.bin", "one.bin", "../outside.bin"):
+        (base / name).write_bytes(data)
     (base / "long.bin").write_bytes(data[:64] + data + data[:64])
     (base / "half.bin").write_bytes(data[: SIZE // 2])
     (base / "empty.bin").touch()
-    (tmp_path / "outside.bin").write_bytes(data)
     (base / "link.bin").symlink_to("w.bin")
     (base / "link-out.bin").symlink_to(tmp_path / "outside.bin")
     (base / "dangling.bin").symlink_to("nowhere")
     (base / "linked-sub").symlink_to("sub")
-    (base / "one.bin").write_bytes(data)
     (base / "two.bin").hardlink_to(base / "one.bin")
     os.mkfifo(base / "fifo")
     return base

@@ -96,9 +96,8 @@ def test_onnxruntime_finds_no_function_in_the_domain_of_onnx(domain: str) -> Non
 
 def test_packed_weights_stay_packed() -> None:
     """A body of MatMulNBits, whose MatMul and DequantizeLinear look like parts of a block, is not inlined."""
-    operands = "x, w, s"
     model = text_model(
-        f"y = com.microsoft.MatMulNBits<K = 4, N = 8, bits = 4, block_size = 16>({operands}) h = Relu(y) "
+        "y = com.microsoft.MatMulNBits<K = 4, N = 8, bits = 4, block_size = 16>(x, w, s) h = Relu(y) "
         "out = MatMul(h, W2)",
         domains={"com.microsoft": 1},
         functions='<opset_import: ["": 17], domain: "com.microsoft"> MatMulNBits (a, w, s) => (b) '

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import numpy_helper
 
 from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel, load_model, read_tensor
 from rewriter.files.save import staged_output
 from rewriter.files.tensors import MIN_MAPPED_BYTES, inlined, without_weights
+from tests.changes import add_weight
 
 BIG = np.random.default_rng(0).normal(size=(MIN_MAPPED_BYTES // 32, 16)).astype(np.float32)
 SMALL = np.arange(16, dtype=np.float32)
@@ -24,7 +24,8 @@ TEXT = """<ir_version: 8, opset_import: ["": 17], producer_name: "test">
 
 def model() -> onnx.ModelProto:
     result = onnx.parser.parse_model(TEXT)
-    result.graph.initializer.extend([numpy_helper.from_array(BIG, "BIG"), numpy_helper.from_array(SMALL, "SMALL")])
+    add_weight(result, "BIG", BIG)
+    add_weight(result, "SMALL", SMALL)
     result.graph.doc_string = "after the weights in the file"
     return result
 
@@ -82,8 +83,7 @@ def test_other_data_files_are_still_moved(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "other").mkdir()
     both = model()
-    stored = numpy_helper.from_array(BIG + 1, "MORE")
-    both.graph.initializer.append(stored)
+    add_weight(both, "MORE", BIG + 1)
     onnx.external_data_helper.set_external_data(both.graph.initializer[2], "more.bin")
     onnx.save(both, tmp_path / "source" / "model.onnx")
     loaded = load_model(tmp_path / "source" / "model.onnx", mapped=True)

@@ -14,17 +14,11 @@ LARGE = 1024
 """Maximum number of elements of a constant that has a value."""
 
 
-def constants_of(body: str, weights: str = "", *, inputs: str = "float[2] x", opset: int = 17) -> Constants:
+def constants_of(body: str, weights: str = "", *, inputs: str = "float[2] x") -> Constants:
     """Constants of a graph of these nodes, whose output is `x` passed through."""
-    imports = f'"": {opset}, "custom": 1'
-    return Constants(
-        all_views(
-            onnx.parser.parse_model(
-                f"<ir_version: 8, opset_import: [{imports}]> g ({inputs}) => (float[2] out) "
-                f"<{weights}> {{ {body} out = Identity(x) }}"
-            )
-        )[0]
-    )
+    header = f'<ir_version: 8, opset_import: ["": 17, "custom": 1]> g ({inputs}) => (float[2] out)'
+    model = onnx.parser.parse_model(f"{header} <{weights}> {{ {body} out = Identity(x) }}")
+    return Constants(all_views(model)[0])
 
 
 def same(value: Any, expected: Any) -> None:
@@ -147,9 +141,8 @@ def test_a_default_that_the_caller_may_replace_has_no_value() -> None:
     some = constants_of("c = Neg(w) d = Neg(v)", weights, inputs="float[2] x, float[2] w")
     assert some.value("w") is some.value("c") is None
     same(some.value("d"), np.array([-3, -4], np.float32))
-    same(
-        constants_of("", weights, inputs="float[2] x, float[2] w, float[2] v").value("w"), np.array([1, 2], np.float32)
-    )
+    every = constants_of("", weights, inputs="float[2] x, float[2] w, float[2] v")
+    same(every.value("w"), np.array([1, 2], np.float32))
 
 
 def test_external_data_is_not_read() -> None:

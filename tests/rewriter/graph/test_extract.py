@@ -103,9 +103,8 @@ def test_what_a_body_captures_is_in_the_part() -> None:
 
 def test_a_part_as_a_model() -> None:
     whole = model()
-    whole.functions.append(
-        onnx.parser.parse_function('<opset_import: ["": 17], domain: "custom"> f (p) => (q) { q = Neg(p) }')
-    )
+    called = '<opset_import: ["": 17], domain: "custom"> f (p) => (q) { q = Neg(p) }'
+    whole.functions.append(onnx.parser.parse_function(called))
     graph = all_views(whole)[0]
     part = extract(whole, graph, Cut(("h", "odd", "not-read"), ("y", "b"), (Y,)))
     assert part.ir_version == 9

@@ -82,13 +82,11 @@ def test_inference_goes_on_in_bodies_and_leaves_functions_of_the_model_alone() -
     (_, held) = inferred_graph(model).node
     for attribute in held.attribute:
         assert declared_types(attribute.g)["y"] == TensorType(FLOAT, ("n", 4))
-    own = onnx.parser.parse_function(
-        '<opset_import: ["": 17], domain: "com.microsoft"> BiasGelu (p, q) => (r) { r = Shape(p) }'
-    )
+    own = '<opset_import: ["": 17], domain: "com.microsoft"> BiasGelu (p, q) => (r) { r = Shape(p) }'
     model = model_of("y = com.microsoft.BiasGelu(x, x) out = Identity(x)")
     del model.opset_import[1:]  # onnxruntime does not need its own domains to be imported
     assert declared_types(inferred_graph(model))["y"] == TensorType(FLOAT, ("n", 4))
-    model.functions.append(own)
+    model.functions.append(onnx.parser.parse_function(own))
     assert declared_types(inferred_graph(model))["y"] == TensorType(INT64, (2,))
 
 
@@ -131,9 +129,8 @@ def test_large_constant_nodes_are_stubs(count: int, kept: bool) -> None:
 def test_a_skeleton_has_all_but_weights() -> None:
     model = model_of("out = Add(x, w)", "float[4] w = {1, 2, 3, 4}")
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("v", FLOAT, [2]))
-    model.functions.append(
-        onnx.parser.parse_function('<opset_import: ["": 17], domain: "d"> f (p) => (q) { q = Neg(p) }')
-    )
+    called = '<opset_import: ["": 17], domain: "d"> f (p) => (q) { q = Neg(p) }'
+    model.functions.append(onnx.parser.parse_function(called))
     skeleton = skeleton_of(model)
     assert skeleton.ir_version == 8
     for field in ("node", "input", "output", "value_info", "initializer"):

@@ -1,6 +1,5 @@
 """Inputs made for a model: valid, consistent, varied, repeatable."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.errors import UsageError
-from rewriter.inputs.cases import Case, Maker
+from rewriter.inputs.cases import Maker
 from rewriter.ort import open_session
+from tests.changes import add_weight
 from tests.textmodels import filled
 
 INT, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
@@ -31,20 +31,12 @@ def declare(inputs: dict[str, Declared], rows: int | None = None) -> onnx.ModelP
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def by_name(cases: Sequence[Case]) -> dict[str, Case]:
-    return {case.name: case for case in cases}
-
-
-TEXT: dict[str, Declared] = {
-    "input_ids": (INT, ["batch_size", "sequence_length"]),
-    "attention_mask": (INT, ["batch_size", "sequence_length"]),
-    "token_type_ids": (INT, ["batch_size", "sequence_length"]),
-    "position_ids": (INT, ["batch_size", "sequence_length"]),
-}
+TOKENS: Declared = (INT, ["batch_size", "sequence_length"])
+TEXT = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids"), TOKENS)
 
 
 def test_text_model() -> None:
-    cases = by_name(Maker(declare(TEXT, rows=30)).usual())
+    cases = {case.name: case for case in Maker(declare(TEXT, rows=30)).usual()}
     assert list(cases) == [
         "batch 3, sequence 17",
         "batch 1, sequence 64",
@@ -95,9 +87,9 @@ def test_every_type() -> None:
 
 def decoder(mask_dim: str, *, branch: bool = False) -> onnx.ModelProto:
     inputs: dict[str, Declared] = {
-        "input_ids": (INT, ["batch_size", "sequence_length"]),
+        "input_ids": TOKENS,
         "attention_mask": (INT, ["batch_size", mask_dim]),
-        "position_ids": (INT, ["batch_size", "sequence_length"]),
+        "position_ids": TOKENS,
         "past_key_values.0.key": (FLOAT, ["batch_size", 2, "past_sequence_length", 8]),
         "past_key_values.0.value": (FLOAT, ["batch_size", 2, "past_sequence_length", 8]),
     }
@@ -160,9 +152,8 @@ def test_fixed_shapes_get_two_sets_of_values() -> None:
 
 
 def test_images_get_the_channels_that_the_weights_fix() -> None:
-    weight = numpy_helper.from_array(np.zeros((8, 2, 4, 4), np.float32), "w")
     model = declare({"pixel_values": (FLOAT, ["batch", "channels", "height", "width"])})
-    model.graph.initializer.append(weight)
+    add_weight(model, "w", np.zeros((8, 2, 4, 4), np.float32))
     model.graph.node.append(helper.make_node("Conv", ["pixel_values", "w"], ["a"]))
     assert {case.feeds["pixel_values"].shape[1] for case in Maker(model).usual()} == {2}
 
@@ -228,7 +219,7 @@ def test_inputs_that_nothing_can_be_made_for() -> None:
 
 def test_initializers_that_are_inputs_too_are_not_fed() -> None:
     model = declare({**TEXT, "w": (FLOAT, [2])})
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "w"))
+    add_weight(model, "w", np.zeros(2, np.float32))
     assert "w" not in Maker(model).usual()[0].feeds
 
 

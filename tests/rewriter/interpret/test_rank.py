@@ -212,9 +212,8 @@ def directions(index: HeadIndex, name: str, place: int) -> dict[str, Array]:
 def test_scores_are_products_with_the_tables(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "_MAX_PRODUCT_ENTRIES", 50)
     index, (table, out) = heads(FOLDER / f"{stem}.onnx", wide=True), tables(stem)
-    found = head_tokens(
-        index, top=VOCABULARY, names=["blocks.0.mlp_heads.7", "blocks.1.mlp_heads.100", "blocks.?.attn.[23]"]
-    )
+    names = ["blocks.0.mlp_heads.7", "blocks.1.mlp_heads.100", "blocks.?.attn.[23]"]
+    found = head_tokens(index, top=VOCABULARY, names=names)
     assert len(found.rows) == 2 * 2 + 4 * 4
     rows = {(row.head, side): row for row in found.rows for side in row.side}
     assert found.missing == {}
@@ -247,10 +246,8 @@ def test_scales_of_normalisations_are_folded_on_both_sides() -> None:
     stem, head = "silu-decoder", "blocks.1.mlp_heads.5"
     plain, (table, out) = heads(FOLDER / f"{stem}.onnx", wide=True), tables(stem)
     (last,) = [array for name, array in weights(stem).items() if name.endswith("ln_f.weight")]
-    rows = {
-        r.side: r for r in head_tokens(heads(FOLDER / f"{stem}.onnx", wide=True, fold_ln=True), names=head, top=3).rows
-    }
-    rows = {side: row for sides, row in rows.items() for side in sides}
+    folded = heads(FOLDER / f"{stem}.onnx", wide=True, fold_ln=True)
+    rows = {side: row for row in head_tokens(folded, names=head, top=3).rows for side in row.side}
     read = table @ unit(plain["blocks.1.ln2.w"] * plain["blocks.1.mlp_heads.W_V"][5, :, 0])
     write = (last[:, None] * out).T @ unit(plain["blocks.1.mlp_heads.W_O"][5, 0])
     assert [score for _, score in rows["V"].top] == pytest.approx(np.sort(read)[:-4:-1], abs=1e-10)

@@ -111,9 +111,8 @@ def test_several_cases_of_several_lengths(tmp_path: Path) -> None:
         "long/blocks.0.mlp_heads.hook_pattern": (1, 11, 128, 2),
     }
     alone = run_with_cache(path, cases["long"], names="*.hook_pattern")
-    np.testing.assert_array_equal(
-        run.cache["long/blocks.0.attn.hook_pattern"], alone.cache["blocks.0.attn.hook_pattern"]
-    )
+    name = "blocks.0.attn.hook_pattern"
+    np.testing.assert_array_equal(run.cache[f"long/{name}"], alone.cache[name])
     outputs = [value.name for value in model.graph.output]
     assert {*run.outputs} == {f"{case}/{name}" for case in cases for name in outputs}
     for case, given in cases.items():

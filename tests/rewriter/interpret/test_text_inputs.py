@@ -65,9 +65,8 @@ def test_inputs_beside_the_ids(further: str, wanted: NDArray[Any]) -> None:
 
 
 def test_every_text_is_a_case() -> None:
-    found = cases_of(
-        looks_up("int32[b, s] input_ids; int64[b, s] attention_mask"), Text(["the cat", "sat"], tokenizer())
-    )
+    index = looks_up("int32[b, s] input_ids; int64[b, s] attention_mask")
+    found = cases_of(index, Text(["the cat", "sat"], tokenizer()))
     assert [case.feeds["input_ids"].tolist() for case in found.cases] == [[[1, 2]], [[3]]]
     assert [case.feeds["attention_mask"].shape for case in found.cases] == [(1, 2), (1, 1)]
     assert found.cases[0].feeds["input_ids"].dtype == np.int32
@@ -122,9 +121,8 @@ def test_refusals(inputs: str, text: Any, message: str) -> None:
 
 
 def test_a_tokenizer_of_another_model() -> None:
-    with pytest.raises(
-        UsageError, match="gives token 3, and the model knows 3: the tokenizer belongs to another model"
-    ):
+    message = "gives token 3, and the model knows 3: the tokenizer belongs to another model"
+    with pytest.raises(UsageError, match=message):
         cases_of(looks_up("int64[b, s] input_ids", table=3), Text("the cat sat", tokenizer()))
 
 

@@ -38,12 +38,13 @@ def departed(a: str, b: str, feeds: Mapping[str, Array] = FEEDS, **options: Any)
 
 FUSED = MLP.format("h = com.microsoft.BiasGelu(p, b1)").replace("y = Add(p, b1)", "")
 GELU = ("Gelu -> 'h'", "MatMul -> 'q'", "Add -> 'out'")
+SUM = ("Add -> 'y'", "Gelu -> 'h'", "MatMul -> 'q'")
 
 
 @pytest.mark.parametrize(
     ("b", "node", "operands", "candidates"),
     [
-        (FUSED, "com.microsoft::BiasGelu 'h'", {"p": "p"}, ("Add -> 'y'", "Gelu -> 'h'", "MatMul -> 'q'")),
+        (FUSED, "com.microsoft::BiasGelu 'h'", {"p": "p"}, SUM),
         (MLP.format("h = Gelu(y)"), "Gelu 'h'", {"y": "y"}, GELU),
         (
             "a = MatMul(x, W1) b = Add(a, b1) c = Gelu(b) d = MatMul(c, W2) out = Add(b2, d)",
@@ -51,12 +52,7 @@ GELU = ("Gelu -> 'h'", "MatMul -> 'q'", "Add -> 'out'")
             {"b": "y"},
             GELU,
         ),
-        (
-            TANH.replace("Add(p, b1)", "Sub(p, b1)"),
-            "Sub 'y'",
-            {"p": "p"},
-            ("Add -> 'y'", "Gelu -> 'h'", "MatMul -> 'q'"),
-        ),
+        (TANH.replace("Add(p, b1)", "Sub(p, b1)"), "Sub 'y'", {"p": "p"}, SUM),
         (TANH.replace("Add(q, b2)", "Add(x, q)"), "Add 'out'", {"x": "x", "q": "q"}, ("Add -> 'out'", "MatMul -> 'p'")),
     ],
 )
@@ -199,11 +195,8 @@ def layers(*activations: str) -> onnx.ModelProto:
     return text_model(f"{text} out = Identity(x{len(activations)})", opset=20, ir=9, domains=MICROSOFT)
 
 
-GELU_OF, ERF, FUSED_OF = (
-    '{h} = Gelu<approximate = "tanh">({y})',
-    "{h} = Gelu({y})",
-    "{h} = com.microsoft.BiasGelu({p}, b1)",
-)
+GELU_OF, ERF = '{h} = Gelu<approximate = "tanh">({y})', "{h} = Gelu({y})"
+FUSED_OF = "{h} = com.microsoft.BiasGelu({p}, b1)"
 SPELLED = "{h}a = Neg({y}) {h}b = Neg({h}a) {h} = com.microsoft.FastGelu({h}b)"
 
 
