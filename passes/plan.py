@@ -131,6 +131,8 @@ def apply(plan: Plan) -> onnx.ModelProto:
     for view in plan.views:
         if parts := [made for path, made in placed if path == view.path]:
             splice(result, view, parts)
+    if not conversions:
+        return result
     return with_record(result, [*plan.recognised.blocks, *conversions], plan.options)
 
 
