@@ -150,12 +150,6 @@ class Program:
         """Tensor to the node that computes it, bodies included."""
         return {name: node for node in iter_nodes(self.graph.node) for name in node.output if name}
 
-    def constant(self, node: onnx.NodeProto) -> Array:
-        """The value of a Constant node. Raises Unsupported for a sparse one."""
-        if (tensor := self._once(constant_of, node)) is None:
-            raise Unsupported("a constant of another kind")
-        return self._once(_read, tensor, self._model)
-
     def definition(self, node: onnx.NodeProto, types: Mapping[str, TensorType]) -> list[onnx.NodeProto]:
         """The nodes that define an operator at some types and shapes. Raises LostError."""
         key = (*node.output, *types.items())
@@ -404,7 +398,6 @@ class Evaluator:
         return made
 
     def _note_choice(self, call: Call, name: str, kind: str, a: Array, b: Array, made: Array) -> None:
-        """Note which integers were compared, and the results."""
         if not call.decided and ((a < 0).all() or (b < 0).all()):
             return  # no size is negative
         apart = np.unique(np.subtract(a, b, dtype=np.float64))
@@ -488,7 +481,9 @@ class Evaluator:
         """A node on plain arrays; `kernels` for a part of a definition, whose numbers are those of its type."""
         node, kind = call.node, call.kind
         if kind == "Constant" and not key_of(node)[0]:
-            return self.program.constant(node)
+            if (tensor := constant_of(node)) is None:
+                raise Unsupported("a constant of another kind")
+            return onnx.numpy_helper.to_array(tensor)  # in a definition; the program has its own as weights
         found = row(key_of(node)[0], kind)
         floats = any(is_float(each) for each in operands)
         if self.in_reals and found is not None and not isinstance(self.arithmetic, Field):
