@@ -116,9 +116,7 @@ def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     wide = _DOUBLE in types or program.double or not narrow
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
     forms = FormOptions(**{each.name: getattr(options, each.name) for each in fields(FormOptions)})
-    return Conversion(
-        block=block, program=program, form=options.form, inline=options.inline, double=wide, options=forms
-    )
+    return Conversion(block, program, options.form, options.inline, double=wide, options=forms)
 
 
 def _program(block: Block, options: Options, *, quick: bool) -> Program:
@@ -196,7 +194,6 @@ class Builder(Fragment):
             self.exposed.append(onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes))
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
-        """A constant in the type of the arithmetic."""
         return self.constant(name, np.asarray(values, dtype=self.dtype))
 
     def integers(self, *values: int) -> Constant:
@@ -303,7 +300,6 @@ class Builder(Fragment):
         return self.node("MatMul", [query, turned], f"{kind}scores{suffix}")
 
     def pattern(self, scores: Tensor, suffix: str, sizes: Sequence[int | None] = (None, None, None, None)) -> Variable:
-        """The softmax of scores of `sizes`."""
         self.expose("scores", scores, sizes)
         result = self.node("Softmax", [scores], f"pattern{suffix}", axis=3)
         self.expose("pattern", result, sizes)

@@ -507,13 +507,11 @@ def _gelu_tanh(x: Array) -> Array:
 
 _UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
 _LEAKY_RELU = Activation(
-    "leaky_relu", ("right", "left"), lambda y, p: np.where(y >= 0, p[0], p[1]) * y, _solve_two_slopes,
-    two_slopes,
-)  # fmt: skip
+    "leaky_relu", ("right", "left"), lambda y, p: np.where(y >= 0, p[0], p[1]) * y, _solve_two_slopes, two_slopes
+)
 _SILU = Activation(
-    "silu", ("beta", "factor"), lambda y, p: p[1] * y * sigmoid(p[0] * y), _solve_self_gated(_logit),
-    silu, _UNIT,
-)  # fmt: skip
+    "silu", ("beta", "factor"), lambda y, p: p[1] * y * sigmoid(p[0] * y), _solve_self_gated(_logit), silu, _UNIT
+)
 _GELU = Activation(
     "gelu", ("inner", "factor"), lambda y, p: p[1] * y * normal_cdf(p[0] * y), _solve_self_gated(NormalDist().inv_cdf),
     _gelu_program, _UNIT, _gelu_gate, _quick_gelu,

@@ -328,7 +328,6 @@ class Evaluator:
         self.record(name, environment[name])
 
     def record(self, name: str, value: Any) -> None:
-        """Note that a tensor holds entries."""
         if isinstance(value, Value):
             self.data[name] = None
             if value.masks is not None or value.whole or value.grid:

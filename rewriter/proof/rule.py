@@ -191,7 +191,6 @@ def misplaced(a: Array, b: Array, others: Sequence[Array] = ()) -> Array:
 
 
 def _kinds(values: Array) -> Array:
-    """0 for finite numbers, 1 for NaN, 2 and 3 for the infinities."""
     wide = values.astype(np.float64)
     return np.where(np.isnan(wide), 1, np.where(np.isposinf(wide), 2, np.where(np.isneginf(wide), 3, 0)))
 

@@ -130,10 +130,7 @@ def _proposals(a: "_Graph", b: "_Graph") -> list[tuple[str, str]]:
 
 
 def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()) -> Departure:
-    """Compare two finished evaluations in the same field at the same inputs.
-
-    `planted` are tensors of A whose values were taken from B, so that a region that ends there is not the same.
-    """
+    """Compare finished evaluations in one field at the same inputs; `planted` tensors of A were given B's values."""
     values = {a.prints[name].loose for name in planted if name in a.prints}
     ours, theirs = _Graph(a, b, values), _Graph(b, a, values)
     ahead, node, regions = ours.departing(), theirs.departing(), _regions(ours, theirs)
@@ -166,10 +163,7 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
 
 
 def partners(a: Fingerprints, b: Fingerprints) -> dict[str, tuple[str, bool]]:
-    """Tensor of B to its partner in A, and whether it is exact, not the same entries in another order or shape.
-
-    The one of the same name is preferred, and the first one otherwise.
-    """
+    """Tensor of B to its partner in A, if possible of the same name, and whether it has the same order and shape."""
     holders = grouped((key, name) for name, each in a.prints.items() for key in (each.exact, each.loose))
     found = {}
     for name, each in b.prints.items():
