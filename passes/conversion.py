@@ -116,7 +116,9 @@ def decide(view: GraphView, block: Block, options: Options) -> Conversion:
     wide = _DOUBLE in types or program.double or not narrow
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
     forms = FormOptions(**{each.name: getattr(options, each.name) for each in fields(FormOptions)})
-    return Conversion(block, program, options.form, options.inline, double=wide, options=forms)
+    return Conversion(
+        block=block, program=program, form=options.form, inline=options.inline, double=wide, options=forms
+    )
 
 
 def _program(block: Block, options: Options, *, quick: bool) -> Program:

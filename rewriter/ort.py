@@ -53,6 +53,10 @@ class Provider:
     def text(self) -> str:
         return self.name + ":" * bool(self.given) + ",".join(f"{key}={value}" for key, value in self.given)
 
+    @property
+    def onnxruntime(self) -> list[tuple[str, dict[str, str]]]:
+        return [(self.kernel_set, dict((*self.defaults, *self.given)))]
+
 
 _CUDA_OPTIONS = (
     "device_id use_tf32 gpu_mem_limit arena_extend_strategy cudnn_conv_algo_search cudnn_conv_use_max_workspace "
@@ -341,8 +345,8 @@ def _started(
             onnx.load_external_data_for_model(model, str(base_dir))
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     # Without fallback=0 onnxruntime silently uses the CPU, which would then be proved instead of the provider.
-    how = {"provider_options": [dict((*provider.defaults, *provider.given))], "enable_fallback": 0}
-    return load_onnxruntime().InferenceSession(source, options, [provider.kernel_set], **how, **more)
+    how = {"providers": provider.onnxruntime, "enable_fallback": 0}
+    return load_onnxruntime().InferenceSession(source, options, **how, **more)
 
 
 def _raise_if_out_of_memory(error: Exception) -> None:

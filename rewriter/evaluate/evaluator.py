@@ -116,16 +116,13 @@ class Program:
         self.graph: onnx.GraphProto = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.parts_opset = max(self.opsets.get("", 1), _PARTS_OPSET)
-        self.kernels_of_parts = cache(lambda: Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version))
+        self.kernels = Kernels(self.opsets, self.proto.ir_version)
+        self.kernels_of_parts = Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
             raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
         self.overridable = overridable_in(self.graph)
-
-    @cached_property
-    def kernels(self) -> Kernels:
-        return Kernels(self.opsets, self.proto.ir_version)
 
     def _once(self, make: Callable[..., _Made], message: Any, *further: Any) -> _Made:
         """Cache what is derived from a graph or a node, which is kept alive: its id is the key."""
@@ -373,7 +370,7 @@ class Evaluator:
     def part(self, call: Call, operands: list[Any]) -> Sequence[Any]:
         """The outputs of one of the nodes that define an operator."""
         if not any(isinstance(each, Value) for each in operands):
-            return tuple_of(self._plain(call, operands, self.program.kernels_of_parts()))
+            return tuple_of(self._plain(call, operands, self.program.kernels_of_parts))
         if (found := row(*key_of(call.node))) is None:
             raise Unsupported(f"data decides {call.kind}")
         return tuple_of(found(call, *operands))

@@ -260,10 +260,9 @@ class Judge:
     def _most_taken(self) -> int:
         """The longest sequence that the rewritten model runs on, below the longest generated one; 0 for none."""
         maker = Maker(self.original.proto, **self._sizes)
-        way = Way(self.settings.providers[0], optimise=False)
 
         def refuses(length: int) -> bool:
-            return not self._run(self.rewritten, [way], [maker.case((1, length, 0))], may_refuse=True).cases
+            return not self._run(self.rewritten, self._ways[:1], [maker.case((1, length, 0))], may_refuse=True).cases
 
         with suppress(ValidationError):  # it does not load
             return bisect_left(range(1, _LONGEST if Kind.SEQUENCE in maker.varied else 1), True, key=refuses)
