@@ -501,7 +501,6 @@ def normal_cdf(x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    """As x sigmoid(2 z) with z = sqrt(2/pi) (x + 0.044715 x^3)."""
     return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
 
 

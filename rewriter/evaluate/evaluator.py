@@ -67,8 +67,7 @@ class Weights(UserDict[str, Any]):
             return _read(self.data[name], model)
 
         @cache
-        def found(name: str) -> bool:
-            """Whether `twin` has the same initializer."""
+        def shared(name: str) -> bool:
             tensor, other = self.data[name], others.data.get(name)
             alike = other is not None and (tensor.data_type, *tensor.dims) == (other.data_type, *other.dims)
             if not alike or tensor.data_type == onnx.TensorProto.STRING:
@@ -77,7 +76,7 @@ class Weights(UserDict[str, Any]):
             return np.array_equal(one, two)
 
         def read_large(name: str) -> Array:
-            return others[name] if found(name) else unchanging(read(name), self._facts.setdefault(name, {}))
+            return others[name] if shared(name) else unchanging(read(name), self._facts.setdefault(name, {}))
 
         stated = {node.output[0]: tensor for node in graph.node if (tensor := constant_of(node)) is not None}
         super().__init__({tensor.name: tensor for tensor in graph.initializer} | stated)

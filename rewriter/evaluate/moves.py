@@ -158,7 +158,6 @@ def _split(call: Call, x: Any, split: Any = None) -> Any:
 
 
 def parts(call: Call, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-    """Consecutive parts of an axis."""
     if sum(sizes) != x.shape[axis]:
         raise ValueError(f"parts of {list(sizes)} entries do not fill an axis of {x.shape[axis]}")
     before, ends = (slice(None),) * (axis % x.ndim), np.cumsum(sizes).tolist()

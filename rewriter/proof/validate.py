@@ -174,8 +174,7 @@ class Judge:
 
     def _certificate(self) -> Certificate:
         held, sizes = {**self.held, **{each.place: each.held for each in self.claims}}, self._sizes
-        further: dict[str, Any] = {"claims": held, "blocks": self.claims, **sizes}
-        further |= {"longest": self.longest, "isolate": self.isolate}
+        further = dict[str, Any](claims=held, blocks=self.claims, longest=self.longest, isolate=self.isolate, **sizes)
         found = prove(self.original, self.rewritten, **further)
         named = self.lowered or self.original
         if found.certified or not self.claims or named is self.original:

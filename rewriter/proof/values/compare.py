@@ -625,11 +625,10 @@ class Pair:
         known = {key for each in a for key in each.partial}
         read = {key: table for each in b for key, table in each.partial.items() if key not in known}
         partly = (key for key in read if not (key in self.cover and self.cover[key].all()))
-        return dict(read[key] for key in partly if key not in self._tables)
+        return dict(read[key] for key in partly if key not in self._contents_of_a)
 
     @cached_property
-    def _tables(self) -> set[bytes]:
-        """The contents of A's constants."""
+    def _contents_of_a(self) -> set[bytes]:
         weights = self.a.weights(self.a.graph)
         return {weights.described(name)[-1] for name in weights}
 
@@ -656,7 +655,7 @@ class Pair:
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         chosen = {key: name for each in b for key, name in each.chosen.items()}
-        if (new := next((name for key, name in chosen.items() if key not in self._tables), None)) is not None:
+        if (new := next((name for key, name in chosen.items() if key not in self._contents_of_a), None)) is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
         for ours, theirs in zip(a, b, strict=True):
             loose = next(self._heads.get(reading, Regions()).unmasked(ours, theirs), "")
