@@ -75,7 +75,6 @@ def _reshaped(call: Call, t: Array, dims: Sequence[int]) -> Array:
 
 
 def as_matrix(t: Array, axis: int) -> Array:
-    """As a matrix: the axes before `axis` are the rows, the others the columns."""
     axis = axis + t.ndim if axis < 0 else axis
     return t.reshape(math.prod(t.shape[:axis]), math.prod(t.shape[axis:]))
 

@@ -177,7 +177,6 @@ def _scaled(call: Call, entries: Array, scale: Any, bias: Any) -> Array:
 
 
 def _by_channel(call: Call, x: Any, rank: int) -> Value:
-    """Entries along axis 1."""
     return Value(call.lift(x, scalar=False).entries.reshape(-1, *[1] * (rank - 2)))
 
 

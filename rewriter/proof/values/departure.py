@@ -213,10 +213,7 @@ class _Graph:
         return [name for name in self.made(node) if name not in self.pairs]
 
     def departing(self) -> onnx.NodeProto | None:
-        """The first node with an output without a partner, but all operands; not of a region that converges.
-
-        Nor of one of which nothing is read but sizes, if there are others.
-        """
+        """The first node with lost outputs of a region that does not converge, if possible read for more than sizes."""
         apart = [each for each in self.regions if not each.same]
         leading = [each for each in apart if each.ends or each.lost] or apart
         places = sorted(place for each in leading for place in each.places)
