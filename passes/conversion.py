@@ -196,7 +196,6 @@ class Builder(Fragment):
             self.exposed.append(onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes))
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
-        """A constant in the type of the arithmetic."""
         return self.constant(name, np.asarray(values, dtype=self.dtype))
 
     def integers(self, *values: int) -> Constant:
@@ -303,7 +302,6 @@ class Builder(Fragment):
         return self.node("MatMul", [query, turned], f"{kind}scores{suffix}")
 
     def pattern(self, scores: Tensor, suffix: str, sizes: Sequence[int | None] = (None, None, None, None)) -> Variable:
-        """The softmax of scores of `sizes`."""
         self.expose("scores", scores, sizes)
         result = self.node("Softmax", [scores], f"pattern{suffix}", axis=3)
         self.expose("pattern", result, sizes)

@@ -12,7 +12,6 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, type_of
 from rewriter.graph.view import constant_of, holder_name, key_of, operator_of, opsets
 from rewriter.graph.walk import iter_all, iter_nodes, subgraphs, with_distinct_names
@@ -77,14 +76,12 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
 
 
 _Weights = Mapping[str, tuple[str, onnx.TensorProto]]
-"""By name, those of bodies behind the path to the body: a digest of type, shape and bits, and the tensor."""
+"""Initializers and constants by name (in bodies, behind the path): a digest of type, shape and bits, and the tensor."""
 
 
 def _weights(loaded: LoadedModel) -> _Weights:
-    """Initializers and constants."""
     found: dict[str, tuple[str, onnx.TensorProto]] = {}
-    model = inlined(loaded.proto) if loaded.proto.functions else loaded.proto
-    pending = [("", model.graph)]
+    pending = [("", loaded.inlined.proto.graph)]
     for where, graph in pending:  # which grows
         constants = ((node.output[0], value) for node in graph.node if (value := constant_of(node)) is not None)
         for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):

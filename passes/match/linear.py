@@ -104,10 +104,9 @@ def _product(view: GraphView, constants: Constants, node: onnx.NodeProto, make: 
     bias = node.input[2] if node.op_type in ("Gemm", "FusedGemm") and len(node.input) > 2 else ""
     added = "" if bias in constants or (bias in view.picked and weight in view.picked) else bias
     if last:
-        turned = bool(flags.get("transB"))
-        return make(node.op_type, left, weight, transposed=turned, added=added)
-    kind, turned = f"{node.op_type} (W X)", not flags.get("transA")
-    return make(kind, right, weight, transposed=turned, axis=-2, added=added)
+        return make(node.op_type, left, weight, transposed=bool(flags.get("transB")), added=added)
+    kind = f"{node.op_type} (W X)"
+    return make(kind, right, weight, transposed=not flags.get("transA"), axis=-2, added=added)
 
 
 def _einsum(view: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:

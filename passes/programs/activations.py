@@ -501,19 +501,16 @@ def normal_cdf(x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    """As x sigmoid(2 z) with z = sqrt(2/pi) (x + 0.044715 x^3)."""
     return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
 
 
 _UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
 _LEAKY_RELU = Activation(
-    "leaky_relu", ("right", "left"), lambda y, p: np.where(y >= 0, p[0], p[1]) * y, _solve_two_slopes,
-    two_slopes,
-)  # fmt: skip
+    "leaky_relu", ("right", "left"), lambda y, p: np.where(y >= 0, p[0], p[1]) * y, _solve_two_slopes, two_slopes
+)
 _SILU = Activation(
-    "silu", ("beta", "factor"), lambda y, p: p[1] * y * sigmoid(p[0] * y), _solve_self_gated(_logit),
-    silu, _UNIT,
-)  # fmt: skip
+    "silu", ("beta", "factor"), lambda y, p: p[1] * y * sigmoid(p[0] * y), _solve_self_gated(_logit), silu, _UNIT
+)
 _GELU = Activation(
     "gelu", ("inner", "factor"), lambda y, p: p[1] * y * normal_cdf(p[0] * y), _solve_self_gated(NormalDist().inv_cdf),
     _gelu_program, _UNIT, _gelu_gate, _quick_gelu,

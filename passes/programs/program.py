@@ -257,7 +257,6 @@ class Powers:
 
     @cached_property
     def head(self) -> Head:
-        """The head whose output is this multiple."""
         # h = R / P as polynomials in r, of which z is (r^2 + 1) / r; Phi is (r^2 P + r R) / ((r^2 + 1) P + 2 r R).
         r, p, rest = np.poly1d([1.0, 0.0]), np.poly1d([1.0]), np.poly1d([self.base])
         for fraction in self.fractions:
@@ -485,12 +484,11 @@ class Arithmetic:
 
 _HALF = Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15, lines="half")
 _SINGLE = Arithmetic(2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26, lines="single", narrow="narrow single")
+_DOUBLE = Arithmetic(2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-31, lines="double", pairs="double pairs")
 
 ARITHMETIC: dict[int, Arithmetic] = {
     onnx.TensorProto.FLOAT: _SINGLE,
-    onnx.TensorProto.DOUBLE: Arithmetic(
-        2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-31, lines="double", pairs="double pairs"
-    ),
+    onnx.TensorProto.DOUBLE: _DOUBLE,
     onnx.TensorProto.FLOAT16: _HALF,
     onnx.TensorProto.BFLOAT16: _HALF,
 }

@@ -169,7 +169,6 @@ _Of = Callable[..., Array]
 
 
 def _powers(base: int, count: int, p: int) -> Array:
-    """The first powers of a number modulo p."""
     powers = np.ones(1, np.int64)
     while powers.size < count:
         powers = np.append(powers, powers * pow(base, powers.size, p) % p)
@@ -315,7 +314,6 @@ class Field(Exact):
         return np.where(symbol > 1, -1, symbol) * int(self._last not in self.zeroed)
 
     def choose(self, a: Array, b: Array, c: Array) -> Array:
-        """b where a >= 0, c where a < 0."""
         return np.asarray(np.where(self.sign(a) >= 0, b, c))
 
     def vanishes(self, a: Array) -> Array:
@@ -376,7 +374,6 @@ class Field(Exact):
         return np.where(self.sign(self.sub(a, b)) > 0, b, a)
 
     def rational(self, number: float | Fraction) -> Any:
-        """The residue of a rational number."""
         exact = Fraction(number)
         return exact.numerator * pow(exact.denominator, -1, self.p) % self.p
 
@@ -452,8 +449,7 @@ class Field(Exact):
         if _is_short(value) or value >= -self.low:
             return None
         ulp = value * {8: 4e-16, 4: 1.2e-7}.get(size, 1e-3)
-        known = known_number(value, size)
-        if known is not None:
+        if (known := known_number(value, size)) is not None:
             _, text, factor, roots, base = known
             residue = int(self.function(base, np.array(7))) if isinstance(base, str) else self.rational(base)
             return self.rational(factor) * pow(residue, ((self.p + 1) // 4) ** roots, self.p) % self.p, text
@@ -515,7 +511,6 @@ class Modulus:
     """A prime, with what fields of it share: powers of 2, and products with weights, which both models have."""
 
     def __init__(self, p: int | None = None) -> None:
-        """By default one that `draw_prime` draws."""
         self.p = p = p or draw_prime()
         lowest, count = pow(2, _LOWEST_EXPONENT, p), _HIGHEST_EXPONENT - _LOWEST_EXPONENT
         self.powers = lowest * _powers(2, count, p) % p

@@ -67,8 +67,7 @@ class Weights(UserDict[str, Any]):
             return _read(self.data[name], model)
 
         @cache
-        def found(name: str) -> bool:
-            """Whether `twin` has the same initializer."""
+        def shared(name: str) -> bool:
             tensor, other = self.data[name], others.data.get(name)
             alike = other is not None and (tensor.data_type, *tensor.dims) == (other.data_type, *other.dims)
             if not alike or tensor.data_type == onnx.TensorProto.STRING:
@@ -77,7 +76,7 @@ class Weights(UserDict[str, Any]):
             return np.array_equal(one, two)
 
         def read_large(name: str) -> Array:
-            return others[name] if found(name) else unchanging(read(name), self._facts.setdefault(name, {}))
+            return others[name] if shared(name) else unchanging(read(name), self._facts.setdefault(name, {}))
 
         stated = {node.output[0]: tensor for node in graph.node if (tensor := constant_of(node)) is not None}
         super().__init__({tensor.name: tensor for tensor in graph.initializer} | stated)
@@ -116,16 +115,13 @@ class Program:
         self.graph: onnx.GraphProto = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.parts_opset = max(self.opsets.get("", 1), _PARTS_OPSET)
-        self.kernels_of_parts = cache(lambda: Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version))
+        self.kernels = Kernels(self.opsets, self.proto.ir_version)
+        self.kernels_of_parts = Kernels({**self.opsets, "": self.parts_opset}, self.proto.ir_version)
         self._made: dict[tuple[Any, int], tuple[Any, Any]] = {}
         self._definitions: dict[object, list[onnx.NodeProto]] = {}
         if missing := {key_of(node)[0] for node in iter_nodes(self.graph.node)} - self.opsets.keys():
             raise Unsupported(f"it uses operators of {min(missing) or 'ai.onnx'} without importing their version")
         self.overridable = overridable_in(self.graph)
-
-    @cached_property
-    def kernels(self) -> Kernels:
-        return Kernels(self.opsets, self.proto.ir_version)
 
     def _once(self, make: Callable[..., _Made], message: Any, *further: Any) -> _Made:
         """Cache what is derived from a graph or a node, which is kept alive: its id is the key."""
@@ -149,12 +145,6 @@ class Program:
     def makers(self) -> dict[str, onnx.NodeProto]:
         """Tensor to the node that computes it, bodies included."""
         return {name: node for node in iter_nodes(self.graph.node) for name in node.output if name}
-
-    def constant(self, node: onnx.NodeProto) -> Array:
-        """The value of a Constant node. Raises Unsupported for a sparse one."""
-        if (tensor := self._once(constant_of, node)) is None:
-            raise Unsupported("a constant of another kind")
-        return self._once(_read, tensor, self._model)
 
     def definition(self, node: onnx.NodeProto, types: Mapping[str, TensorType]) -> list[onnx.NodeProto]:
         """The nodes that define an operator at some types and shapes. Raises LostError."""
@@ -334,7 +324,6 @@ class Evaluator:
         self.record(name, environment[name])
 
     def record(self, name: str, value: Any) -> None:
-        """Note that a tensor holds entries."""
         if isinstance(value, Value):
             self.data[name] = None
             if value.masks is not None or value.whole or value.grid:
@@ -380,7 +369,7 @@ class Evaluator:
     def part(self, call: Call, operands: list[Any]) -> Sequence[Any]:
         """The outputs of one of the nodes that define an operator."""
         if not any(isinstance(each, Value) for each in operands):
-            return tuple_of(self._plain(call, operands, self.program.kernels_of_parts()))
+            return tuple_of(self._plain(call, operands, self.program.kernels_of_parts))
         if (found := row(*key_of(call.node))) is None:
             raise Unsupported(f"data decides {call.kind}")
         return tuple_of(found(call, *operands))
@@ -404,7 +393,6 @@ class Evaluator:
         return made
 
     def _note_choice(self, call: Call, name: str, kind: str, a: Array, b: Array, made: Array) -> None:
-        """Note which integers were compared, and the results."""
         if not call.decided and ((a < 0).all() or (b < 0).all()):
             return  # no size is negative
         apart = np.unique(np.subtract(a, b, dtype=np.float64))
@@ -488,7 +476,9 @@ class Evaluator:
         """A node on plain arrays; `kernels` for a part of a definition, whose numbers are those of its type."""
         node, kind = call.node, call.kind
         if kind == "Constant" and not key_of(node)[0]:
-            return self.program.constant(node)
+            if (tensor := constant_of(node)) is None:
+                raise Unsupported("a constant of another kind")
+            return onnx.numpy_helper.to_array(tensor)  # in a definition; the program has its own as weights
         found = row(key_of(node)[0], kind)
         floats = any(is_float(each) for each in operands)
         if self.in_reals and found is not None and not isinstance(self.arithmetic, Field):

@@ -75,7 +75,6 @@ def _reshaped(call: Call, t: Array, dims: Sequence[int]) -> Array:
 
 
 def as_matrix(t: Array, axis: int) -> Array:
-    """As a matrix: the axes before `axis` are the rows, the others the columns."""
     axis = axis + t.ndim if axis < 0 else axis
     return t.reshape(math.prod(t.shape[:axis]), math.prod(t.shape[axis:]))
 
@@ -158,7 +157,6 @@ def _split(call: Call, x: Any, split: Any = None) -> Any:
 
 
 def parts(call: Call, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-    """Consecutive parts of an axis."""
     if sum(sizes) != x.shape[axis]:
         raise ValueError(f"parts of {list(sizes)} entries do not fill an axis of {x.shape[axis]}")
     before, ends = (slice(None),) * (axis % x.ndim), np.cumsum(sizes).tolist()

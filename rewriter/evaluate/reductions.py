@@ -114,7 +114,6 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
 
 
 def softmax(call: Call, value: Value, axis: int = -1, *, log: bool = False) -> Value:
-    """Softmax over an axis, or its logarithm."""
     f, logits = call.f, call.move(value, lambda t: np.moveaxis(t, axis, -1))
     anchor, weights, total = _exponentials(call, logits)
     masks = None if not log or logits.masks is None else logits.masks - logits.masks.min(-1, keepdims=True)
@@ -178,7 +177,6 @@ def _scaled(call: Call, entries: Array, scale: Any, bias: Any) -> Array:
 
 
 def _by_channel(call: Call, x: Any, rank: int) -> Value:
-    """Entries along axis 1."""
     return Value(call.lift(x, scalar=False).entries.reshape(-1, *[1] * (rank - 2)))
 
 

@@ -46,7 +46,6 @@ class Call:
 
     @property
     def opset(self) -> int:
-        """The version of the operator set of ONNX."""
         return int(self.evaluator.opsets.get("", 1))
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -57,7 +56,6 @@ class Call:
         return self.get(name, default) if operand is None else integers(operand)
 
     def text(self, name: str, default: str = "") -> str:
-        """An attribute that is a string."""
         value = self.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
@@ -104,8 +102,6 @@ def operator(
     *names: str, domain: str = "", moves: bool = False, always: bool = False, elementwise: bool = False,
     product: bool = False, table: bool = False,
 ) -> Callable[[Operator], Operator]:  # fmt: skip
-    """Register the row of operators."""
-
     def put(function: Operator) -> Operator:
         OPERATORS.update({(domain, name): function for name in names})
         ELEMENTWISE.update((domain, name) for name in names if elementwise)

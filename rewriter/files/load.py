@@ -345,7 +345,6 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
 
 
 def _described(data: bytes, reason: str) -> str:
-    """Describe a file that is not a model, and say what to do about it."""
     for offset, start, what in _SIGNATURES:
         if data.startswith(start, offset):
             return what

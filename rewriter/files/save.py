@@ -29,8 +29,6 @@ from rewriter.files.tensors import ExternalRef, collect_external, inlined, open_
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
-_PART = 2**20  # bytes of a data file that are copied at a time
-
 
 @dataclass(frozen=True, eq=False)
 class StagedModel:
@@ -167,7 +165,7 @@ def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
         with hidden(out, ".data") as (temporary, handle):
             copied = hashlib.sha256()
             with os.fdopen(handle, "wb", closefd=False) as file:
-                while part := data.read(_PART):
+                while part := data.read(2**20):
                     copied.update(part)
                     file.write(part)
             os.fsync(handle)

@@ -146,10 +146,7 @@ def _sizes(values: Mapping[int, Array]) -> dict[int, float]:
 
 
 def uncompared(values: Sequence[Array]) -> str:
-    """Why an output cannot be compared in any case; empty if it can.
-
-    An output may be empty in some cases, such as a cache before the first token, but not in all.
-    """
+    """Why an output, which may be empty in some cases, such as a cache, cannot be compared in any; "" if it can."""
     if not sum(each.size for each in values):
         return "has no elements in any case"
     told = any(each.dtype.kind in "OUS" or np.isfinite(each.astype(np.float64)).any() for each in values)
@@ -191,7 +188,6 @@ def misplaced(a: Array, b: Array, others: Sequence[Array] = ()) -> Array:
 
 
 def _kinds(values: Array) -> Array:
-    """0 for finite numbers, 1 for NaN, 2 and 3 for the infinities."""
     wide = values.astype(np.float64)
     return np.where(np.isnan(wide), 1, np.where(np.isposinf(wide), 2, np.where(np.isneginf(wide), 3, 0)))
 

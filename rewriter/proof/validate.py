@@ -174,8 +174,7 @@ class Judge:
 
     def _certificate(self) -> Certificate:
         held, sizes = {**self.held, **{each.place: each.held for each in self.claims}}, self._sizes
-        further: dict[str, Any] = {"claims": held, "blocks": self.claims, **sizes}
-        further |= {"longest": self.longest, "isolate": self.isolate}
+        further = dict[str, Any](claims=held, blocks=self.claims, longest=self.longest, isolate=self.isolate, **sizes)
         found = prove(self.original, self.rewritten, **further)
         named = self.lowered or self.original
         if found.certified or not self.claims or named is self.original:
@@ -200,12 +199,8 @@ class Judge:
         before = ahead[0].result() if ahead and few else self._before(self.progress, few=few)
         reached = dict[str, float]()
         if watched:
-            further: dict[str, Any] = {"outputs": tuple(watched), "what": "the original, pre-activations"}
-            if few:
-                found = self._accepted(named, self._ways[:1], self.progress, **further)
-            else:
-                found = self._run(named, before.cases, self._ways[:1], **further)
-            reached = found.largest()
+            what, cases = "the original, pre-activations", None if few else before.cases
+            reached = self._run(named, self._ways[:1], cases, outputs=tuple(watched), what=what).largest()
         try:
             after = ahead[1].result() if ahead and few else self._after(before, self.progress)
         except ValidationError as error:
@@ -254,31 +249,32 @@ class Judge:
     def _before(self, progress: Progress, *, few: bool) -> ModelRuns:
         """The runs of the original, twice without optimisation."""
         ways = (*self._ways, *(Way(name, optimise=False, again=True) for name in self.settings.providers))
-        how: dict[str, Any] = {"few": few, "wide": self.original.size <= CHEAP, "what": "the original"}
-        return self._accepted(self.original, ways, progress, **how)
+        wide = self.original.size <= CHEAP
+        return self._run(self.original, ways, few=few, wide=wide, what="the original", progress=progress)
 
     def _after(self, before: ModelRuns, progress: Progress) -> ModelRuns:
         how: dict[str, Any] = {"wide": self.original.size <= CHEAP, "gaps": before.gaps, "what": "the rewritten model"}
-        return self._run(self.rewritten, before.cases, self._ways, progress=progress, **how)
-
-    def _accepted(self, model: LoadedModel, ways: Sequence[Way], progress: Progress, **options: Any) -> ModelRuns:
-        options |= {"most": self.longest, "by_blocks": self._by_blocks, "progress": progress}
-        return run_accepted(model, ways, self.settings, **options)
+        return self._run(self.rewritten, self._ways, before.cases, progress=progress, **how)
 
     def _most_taken(self) -> int:
         """The longest sequence that the rewritten model runs on, below the longest generated one; 0 for none."""
         maker = Maker(self.original.proto, **self._sizes)
-        way = Way(self.settings.providers[0], optimise=False)
 
         def refuses(length: int) -> bool:
-            return not self._run(self.rewritten, [maker.case((1, length, 0))], [way], may_refuse=True).cases
+            return not self._run(self.rewritten, self._ways[:1], [maker.case((1, length, 0))], may_refuse=True).cases
 
         with suppress(ValidationError):  # it does not load
             return bisect_left(range(1, _LONGEST if Kind.SEQUENCE in maker.varied else 1), True, key=refuses)
         return 0
 
-    def _run(self, model: LoadedModel, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
-        return run_model(model, cases, ways, by_blocks=self._by_blocks, **{"progress": self.progress, **options})
+    def _run(
+        self, model: LoadedModel, ways: Sequence[Way], cases: Sequence[Case] | None = None, **options: Any
+    ) -> ModelRuns:
+        """Run a model on some cases, by default on those that it accepts."""
+        options = {"by_blocks": self._by_blocks, "progress": self.progress, **options}
+        if cases is None:
+            return run_accepted(model, ways, self.settings, most=self.longest, **options)
+        return run_model(model, cases, ways, **options)
 
     def _provider(self, provider: str, before: ModelRuns, after: ModelRuns, points: Sequence[Point]) -> ProviderRun:
         """Judge the runs on one provider; noise at `points` measures how rounding affects the original's outputs."""

@@ -243,7 +243,6 @@ def _rounded_up(number: arb) -> float:
 
 
 def _quotient(size: arb, scale: arb) -> float:
-    """size / max(1, scale) of exact numbers, rounded up."""
     return _rounded_up(size / arb(1).max(scale))
 
 

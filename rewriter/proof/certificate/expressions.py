@@ -54,10 +54,6 @@ class Expression:
     total: bool = True  # whether it is known to be defined for all numbers
     positive: bool = False  # whether it is known to be above 0 wherever it is defined
 
-    @property
-    def constant(self) -> bool:
-        return self.operator == "constant"
-
 
 @cache
 def symbol(operator: str, operands: tuple[Expression, ...], value: fmpq | int | Line | None, /) -> Expression:

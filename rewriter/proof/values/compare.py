@@ -148,14 +148,12 @@ class Pair:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B; UsageError as `Maker`."""
         self._original, self.a = a, Program(a, other=b.proto)
         self.b = Program(b, twin=self.a)
-        views = [*a.inlined.views.values()]
-        self._any_length = Maker(a.proto, dims=dims, views=views, ranks=ranks)
+        self._any_length = Maker(a.proto, dims=dims, views=[*a.inlined.views.values()], ranks=ranks)
         self._most, self._isolate = longest, isolate
         self._maker = self._any_length.changed(most=longest)
-        self._large = large = max(a.size, b.size) > _SMALL_MODEL
-        self._settings: Sequence[Setting] = (
-            SETTINGS if not large else _BRIEF if claims and not longest else SETTINGS[::2]
-        )
+        self._large = max(a.size, b.size) > _SMALL_MODEL
+        usual = SETTINGS[::2] if self._large else SETTINGS
+        self._settings: Sequence[Setting] = _BRIEF if self._large and claims and not longest else usual
         self.points = self._maker.cases(self._settings)  # at which A can be evaluated
         self.outputs = [value.name for value in a.proto.graph.output]
         outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
@@ -383,10 +381,7 @@ class Pair:
         return [pair[:2] for pair in anchors.pairs if not all(same(a, b, *pair) for a, b in every)]
 
     def _same(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> tuple[list[Kept], list[Kept]] | None:
-        """Evaluations of both models at the points that A takes, where all outputs are the same; None otherwise.
-
-        A prime is drawn for each of the draws.
-        """
+        """Evaluations of both models at the points that A takes, a prime for each draw; None where outputs differ."""
         cases = [case for each in draws for case in each]
         every = [point for each in draws for point in at_random(each)]
         small, whole = list[Point](), range(0)
@@ -630,11 +625,10 @@ class Pair:
         known = {key for each in a for key in each.partial}
         read = {key: table for each in b for key, table in each.partial.items() if key not in known}
         partly = (key for key in read if not (key in self.cover and self.cover[key].all()))
-        return dict(read[key] for key in partly if key not in self._tables)
+        return dict(read[key] for key in partly if key not in self._contents_of_a)
 
     @cached_property
-    def _tables(self) -> set[bytes]:
-        """The contents of A's constants."""
+    def _contents_of_a(self) -> set[bytes]:
         weights = self.a.weights(self.a.graph)
         return {weights.described(name)[-1] for name in weights}
 
@@ -661,7 +655,7 @@ class Pair:
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         chosen = {key: name for each in b for key, name in each.chosen.items()}
-        if (new := next((name for key, name in chosen.items() if key not in self._tables), None)) is not None:
+        if (new := next((name for key, name in chosen.items() if key not in self._contents_of_a), None)) is not None:
             return f"inputs choose what is read of the table '{new}', which the first model has not"
         for ours, theirs in zip(a, b, strict=True):
             loose = next(self._heads.get(reading, Regions()).unmasked(ours, theirs), "")
@@ -743,10 +737,7 @@ class Pair:
 
 
 def prove(original: LoadedModel, rewritten: LoadedModel, **options: Any) -> Certificate:
-    """Prove that `rewritten`, which may have further outputs, computes those of `original`, or say where it differs.
-
-    `options` are those of `Pair`.
-    """
+    """Prove that `rewritten` computes all outputs of `original`, or say where it differs; `options` as for `Pair`."""
     start, pair = time.perf_counter(), None
     try:
         pair = Pair(original, rewritten, **options)
@@ -763,7 +754,6 @@ def _interface(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusa
     """Inputs and outputs of another type, or of a size that is fixed in one model only."""
 
     def stated(model: LoadedModel, value: onnx.ValueInfoProto) -> TensorType:
-        """The declared type, or the inferred one of an output without."""
         declared = type_of(value.type)
         return declared if declared.elem_type else model.views[()].type_of(value.name)
 

@@ -130,10 +130,7 @@ def _proposals(a: "_Graph", b: "_Graph") -> list[tuple[str, str]]:
 
 
 def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()) -> Departure:
-    """Compare two finished evaluations in the same field at the same inputs.
-
-    `planted` are tensors of A whose values were taken from B, so that a region that ends there is not the same.
-    """
+    """Compare finished evaluations in one field at the same inputs; `planted` tensors of A were given B's values."""
     values = {a.prints[name].loose for name in planted if name in a.prints}
     ours, theirs = _Graph(a, b, values), _Graph(b, a, values)
     ahead, node, regions = ours.departing(), theirs.departing(), _regions(ours, theirs)
@@ -166,10 +163,7 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
 
 
 def partners(a: Fingerprints, b: Fingerprints) -> dict[str, tuple[str, bool]]:
-    """Tensor of B to its partner in A, and whether it is exact, not the same entries in another order or shape.
-
-    The one of the same name is preferred, and the first one otherwise.
-    """
+    """Tensor of B to its partner in A, if possible of the same name, and whether it has the same order and shape."""
     holders = grouped((key, name) for name, each in a.prints.items() for key in (each.exact, each.loose))
     found = {}
     for name, each in b.prints.items():
@@ -219,10 +213,7 @@ class _Graph:
         return [name for name in self.made(node) if name not in self.pairs]
 
     def departing(self) -> onnx.NodeProto | None:
-        """The first node with an output without a partner, but all operands; not of a region that converges.
-
-        Nor of one of which nothing is read but sizes, if there are others.
-        """
+        """The first node with lost outputs of a region that does not converge, if possible read for more than sizes."""
         apart = [each for each in self.regions if not each.same]
         leading = [each for each in apart if each.ends or each.lost] or apart
         places = sorted(place for each in leading for place in each.places)

@@ -112,17 +112,14 @@ class Fingerprints(Evaluator):
             if call.decided:
                 self.chosen[key] = name
                 if place == 0 and table.dtype.kind in "iuf" and ends(table)[0] > self.field.low:
-                    operands[place] = self._redrawn(table, key)
+                    # At random, so that entries that no drawn input chooses are compared, too.
+                    numbers, drawn = distinct(table), self.field.hash64(key, np.arange(table.size))
+                    operands[place] = numbers[drawn % _U64(numbers.size)].reshape(table.shape)
                 elif place == 0:  # masks, of which no row may be masked whole
                     self.kept[key] = table.shape, name
             if call.kind in ("Slice", "Gather") and place == 0:
                 read = OPERATORS["", call.kind](call, np.arange(table.size).reshape(table.shape), *operands[1:])
                 self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
-
-    def _redrawn(self, table: Array, key: bytes) -> Array:
-        """A table with its numbers at random, so that entries that no drawn input chooses are compared, too."""
-        numbers, drawn = distinct(table), self.field.hash64(key, np.arange(table.size))
-        return np.asarray(numbers[drawn % _U64(numbers.size)].reshape(table.shape))
 
 
 def _unvarying(a: Array, p: int) -> Array:

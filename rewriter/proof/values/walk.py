@@ -385,7 +385,7 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
                 whole = field.inv(reduce(field.add, powers))
                 weights[part.operands] = [field.mul(each, whole) for each in powers]
             made[part] = weights[part.operands][int(str(part.value))]
-        elif part.constant or part in _IRRATIONAL:
+        elif part.operator == "constant" or part in _IRRATIONAL:
             made[part] = _number_in(field, part)
         else:
             made[part] = _IN_FIELD[part.operator](field, *operands)
