@@ -22,7 +22,8 @@ BETA = "k = Mul(y, $1.2345678) s = Sigmoid(k) h = Mul(y, s)"
 
 def already(model: onnx.ModelProto) -> list[str]:
     """The activations of the blocks that are heads."""
-    return [left.activation for left in make_plan(model, Options()).left if left.miss.reason == ALREADY]
+    plan = make_plan(model, Options(), onnx.numpy_helper.to_array)
+    return [left.activation for left in plan.left if left.miss.reason == ALREADY]
 
 
 SPELLINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -52,7 +53,7 @@ SPELLINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("text", "options", "activation"), SPELLINGS)
 def test_heads_are_recognised(text: str, options: dict[str, Any], activation: str, inline: bool) -> None:
     result = made(mlp(text), inline=inline, **options)
-    plan = make_plan(result, Options())
+    plan = make_plan(result, Options(), onnx.numpy_helper.to_array)
     assert (plan.conversions, plan.recognised.notes) == ((), ())
     (found,) = already(result)
     assert found == activation or not activation
