@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from rewriter.evaluate.arithmetic import Unsupported
 from tests.rewriter.evaluate import single
 from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, contrib, dyadic, normal, written
 
@@ -220,3 +221,10 @@ def test_what_was_quantised_is_not_rounded_again_with_the_same_scale(scale: str,
     assert np.array_equal(one, two) == same
     twice.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
     np.testing.assert_array_equal(single.in_floats(twice, feeds)[0], single.by_onnxruntime(twice, feeds)[0])
+
+
+def test_weights_that_are_packed_for_one_kernel_are_not_read() -> None:
+    attributes = {"N": 5, "K": 16, "bits": 4, "block_size": 16, "weight_prepacked": 1}
+    model, feeds = contrib("MatMulNBits", [_x(3, 16), _q(np.uint8, 5, 1, 8), _scale(5, 1)], attributes).made
+    with pytest.raises(Unsupported, match="packed for one kernel"):
+        single.in_field(model, feeds)
