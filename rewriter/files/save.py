@@ -165,7 +165,7 @@ def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
         with hidden(out, ".data") as (temporary, handle):
             copied = hashlib.sha256()
             with os.fdopen(handle, "wb", closefd=False) as file:
-                while part := data.read(2**20):
+                while part := data.read(2**16):
                     copied.update(part)
                     file.write(part)
             os.fsync(handle)
