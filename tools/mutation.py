@@ -283,7 +283,7 @@ def exchangeable(mutant: Mutant) -> bool:
 def exchange(mutant: Mutant, session: Any, items: Sequence[Any], seconds: Mapping[str, float]) -> bool:
     """Whether tests pass with a mutant of a module that is imported already."""
     codes, path = _codes(mutant), str(ROOT / mutant.file)
-    gc.unfreeze()  # what tests froze is no object that is listed
+    gc.unfreeze()  # `get_objects` omits frozen objects, such as the functions of collected tests
     functions = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
     own = [each for each in functions if each.__code__.co_filename == path and each.__code__ in codes]
     for function in own:

@@ -398,7 +398,7 @@ class Evaluator:
         apart = np.unique(np.subtract(a, b, dtype=np.float64))
         turned = -apart[::-1]
         order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
-        # Of equal numbers, the larger one and the smaller one are the same: they are no result.
+        # Equal numbers do not tell which one Max or Min takes.
         found = made if made.dtype == np.bool_ else np.subtract(a, b)[np.not_equal(a, b)] > 0
         # Results for positions follow from each other; one of few entries was hardly drawn.
         along, least = not call.decided and made.size > 1, _RARE * max(found.size, 1)

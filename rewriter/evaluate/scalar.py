@@ -45,7 +45,7 @@ def _combined(call: Call, x: Any, *others: Any) -> Any:
         known = data[0].origin or [""]
         if call.kind == "Max" and known[0] == "Min" and np.all(bounds[0] <= known[2]):  # then in the order of Clip
             return call.apply("Min", call.apply("Max", known[1], bounds[0]), known[2])
-        made.origin = (call.kind, data[0], bounds[0])
+        made.origin = ("Min", data[0], bounds[0]) if call.kind == "Min" else None
     return made
 
 

@@ -270,7 +270,7 @@ class Judge:
     def _run(
         self, model: LoadedModel, ways: Sequence[Way], cases: Sequence[Case] | None = None, **options: Any
     ) -> ModelRuns:
-        """Run a model on some cases, by default on those that it accepts."""
+        """Run a model on some cases, by default on the given or generated ones that it accepts."""
         options = {"by_blocks": self._by_blocks, "progress": self.progress, **options}
         if cases is None:
             return run_accepted(model, ways, self.settings, most=self.longest, **options)

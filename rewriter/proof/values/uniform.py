@@ -171,7 +171,7 @@ class Anchors:
                     computed.add(name)
                 truncated = node.op_type in CASTS and node.input[0] in side.prints and name not in side.prints
                 told = node.op_type not in _CHOSEN or (truncated and node.input[0] in computed)
-                made = [name] if node is own else filter(None, own.output)  # of a body, all that its node makes
+                made = [name] if node is own else filter(None, own.output)  # in a body: what the outer node makes
                 if told and any(side.ids[each] not in others for each in made):
                     found[name] = node.op_type
         return dict(sorted(found.items()))
