@@ -152,8 +152,8 @@ class Pair:
         self._most, self._isolate = longest, isolate
         self._maker = self._any_length.changed(most=longest)
         self._large = max(a.size, b.size) > _SMALL_MODEL
-        usual = SETTINGS[::2] if self._large else SETTINGS
-        self._settings: Sequence[Setting] = _BRIEF if self._large and claims and not longest else usual
+        self._usual: Sequence[Setting] = SETTINGS[::2] if self._large else SETTINGS
+        self._settings = _BRIEF if claims and not longest else self._usual
         self.points = self._maker.cases(self._settings)  # at which A can be evaluated
         self.outputs = [value.name for value in a.proto.graph.output]
         outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
@@ -330,7 +330,7 @@ class Pair:
             departs = anchors.departs()
         tried_only, drawn = self._one_size() or departs, anchors.drawn() if departs else {}
         if tried_only and self._settings is _BRIEF:
-            self._settings = SETTINGS[::2]
+            self._settings = self._usual
             self.points = self._maker.cases(self._settings)
             return self.compared()
         if odd := next((name for name, kind in drawn.items() if kind not in SMOOTH.union(CHOOSING)), ""):
