@@ -210,6 +210,7 @@ class _Layer:
     weight: Any  # or the kind of the node, where it has none
     axis: int = -1  # of the tensor, that the weights are along
     matrix: Array | None = None  # the weights by row, where they are laid out so
+    others: Array | None = None  # all matrices, where that is one of several
 
 
 def _layers(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> Iterator[_Layer]:
@@ -349,17 +350,13 @@ class _Reader(Kept):
     def _read(self, name: str, leaves: Sequence[str], layer: _Layer) -> Region:
         """Both functions. Raises NotAFunction."""
         shape = self.values[layer.data].shape
+        middle, front = [size // 2 for size in shape], tuple[int, ...]()
+        if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
+            front = aligned(middle[:-2], layer.matrix.shape[:-2])
+            layer = replace(layer, matrix=layer.matrix[front], others=layer.matrix)
         # Clip and Relu may be 0 at an entry of A or of B, and so may pruned neurons: it says nothing about heads.
         values = [self.values[each].entries.reshape(shape) for each in (layer.data, *leaves)]
         live = np.logical_and.reduce([each != 0 for each in values])
-        alone = live & np.logical_and.reduce([*map(_alone, values)])  # equal tokens have the same entries
-        live = alone if alone.any() else live
-        middle, front = [size // 2 for size in shape], tuple[int, ...]()
-        if layer.matrix is not None and layer.matrix.ndim > 2:  # one of several
-            places = np.argwhere(live) if live.any() else np.array([middle])
-            middle = places[np.abs(places - middle).sum(axis=1).argmin()].tolist()
-            front = aligned(middle[:-2], layer.matrix.shape[:-2])
-            layer = replace(layer, matrix=layer.matrix[front])
         n = _telling(live.any(tuple({*range(len(shape))} - {layer.axis % len(shape)})), layer.matrix)
         middle[layer.axis] = n
         *others, last = _spots(live, layer.axis, n, middle, front)[:_MOST_READ] or [tuple(middle)]
@@ -381,6 +378,12 @@ class _Reader(Kept):
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
             here |= {key * factor % self.field.p: ex.mul(number, part) for key, part in [*here.items()]}
         other = ex.total(self._terms(layer, spot[layer.axis], here, spot))
+        if layer.others is not None:  # equal tokens that chose the same matrix are as many terms
+            shape = self.values[layer.data].shape
+            equal = np.logical_and.reduce([each.reshape(shape) == each[place] for each in entries])
+            fronts = {aligned(each[:-2], layer.others.shape[:-2]) for each in np.argwhere(equal).tolist()}
+            count = sum(np.array_equal(layer.others[front], layer.matrix) for front in fronts)
+            other = ex.div(other, ex.constant(count))
         return Region(name, tuple(leaves), mine, other)
 
     def _scalars(self, name: str, leaves: Sequence[str]) -> Iterator[tuple[int, Expression]]:
@@ -417,12 +420,6 @@ class _Reader(Kept):
         if not terms:
             raise NotAFunction(why or "its row of weights is in no constant factor")
         return terms
-
-
-def _alone(x: Array) -> Array:
-    """Which entries no other one is equal to."""
-    _, places, counts = np.unique(x, return_inverse=True, return_counts=True)
-    return counts[places].reshape(x.shape) == 1
 
 
 def _telling(live: Array, weight: Array | None) -> int:

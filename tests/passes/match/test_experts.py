@@ -52,6 +52,8 @@ INTO = "j = Gather(E2, e) k = Unsqueeze(h, one) l = MatMul(k, j) out = Squeeze(l
 
 EXPERTS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
     ("gather-left", LEFT, SILU, BACK, ROUTED),
+    ("equal-tokens", f"z = Unsqueeze(e, last) n = Shape(z) x = Expand(one_token, n) {LEFT}", "h = Relu(y)", BACK,
+     {**ROUTED, "inputs": "float[1, 4] one_token, int64[tokens] e"}),
     ("gather-right", f"a = Gather(E1, e) {ROW} d = MatMul(c, a) y = Squeeze(d, one)", SILU, INTO, ROUTED),
     ("gather-nd", f"n = Unsqueeze(e, last) a = GatherND(E1, n) {ROW} d = MatMul(c, a) y = Squeeze(d, one)", SILU,
      INTO, ROUTED),
