@@ -10,7 +10,7 @@ import numpy as np
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, plain
+from rewriter.evaluate.arithmetic import FAR, Field, Unsupported, Value, integers, plain
 from rewriter.evaluate.moves import as_matrix, masks_of
 from rewriter.evaluate.table import Call, operator
 
@@ -97,7 +97,8 @@ def _cumulative(call: Call, x: Value, axis: Any) -> Any:
 def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     """Along the last axis: what is subtracted, the exponentials, and their sum.
 
-    Of entries with masking constants only those with the fewest in the row have a weight.
+    Of entries with masking constants only those with the fewest in the row have a weight; the same one, whatever their
+    scores are, where these numbers are so large that rounding leaves nothing of scores.
     """
     f, entries, masks = call.f, logits.entries, logits.masks
     if masks is None:
@@ -109,7 +110,7 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
         kept, weights = masks <= least, np.zeros_like(entries)
         below = f.sub(entries, anchor)
         f.note_masked(below, masks - least)
-        weights[kept] = f.exp(below[kept])
+        weights[kept] = f.exp(np.where(least >= FAR, 0, below)[kept])
     return anchor, weights, f.total(weights, -1, keepdims=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import FARTHEST, INFINITE, MANY, UNREACHED, Arithmetic, Field, Unsupported, Value
+from rewriter.evaluate.arithmetic import FAR, FARTHEST, INFINITE, MANY, UNREACHED, Arithmetic, Field, Unsupported, Value
 from rewriter.evaluate.moves import joint_masks, masks_of
 from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
@@ -31,6 +31,8 @@ def add(call: Call, x: Any, y: Any) -> Any:
     if less and masks is not None and (masks < 0).any():
         masks = None
     made = (call.f.sub if less else call.f.add)(x.entries, y.entries)
+    if less and masks is not None:  # as in a softmax that is spelled out
+        made = np.where((masks == 0) & (masks_of(x) >= FAR), 0, made)
     return Value(made, masks, whole=x.whole and y.whole)
 
 

@@ -51,7 +51,7 @@ SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
 _BRIEF = ((2, 3, 4), (1, 4, 0))
-"""What is tried of a large model that this tool rewrote, unless sizes turn out to matter."""
+"""What is tried of a model that this tool rewrote, unless sizes turn out to matter."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
