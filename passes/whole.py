@@ -226,7 +226,8 @@ class Reader:
 
     def scores(self, core: Core, longest: int) -> Core:
         """A core with its scores for positions up to `longest`. Raises LostError if W_QK cannot hold them."""
-        product, steps, count = self.view.nodes[core.product], [*core.before], self.count(core) or 0
+        product, steps = self.view.nodes[core.product], [*core.before]
+        count = max(size or 0 for size in self.sizes(product.output[0])[-2:])
         if count > longest:
             raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {longest} to {count}")
         caps = [place for place, (index, _) in enumerate(steps) if self.view.nodes[index].op_type == "Tanh"]

@@ -97,6 +97,11 @@ REFUSED: tuple[tuple[str, str], ...] = (
     (f"{BEFORE} g = MatMul(kt, t) x2 = MatMul(x0, g) x1 = Add(x0, x2)", "it mixes tokens outside a softmax"),
     (ATTENTION, "opset 12 is older than 13"),
     (
+        "z1 = ReduceMax<axes = [1]>(z) fixed = Add(z1, rows_30) "
+        + ATTENTION.replace("[0, 2, 1]>(t)", "[0, 2, 1]>(fixed)").replace("n, t)", "n, fixed)"),
+        "MatMul 'scores': it has 30 tokens; raise --max-tokens from 24 to 30",
+    ),
+    (
         WITH_SINK.replace("Expand(sinks, column)", "ReduceMax<axes = [-1]>(scores)"),
         "is not one number for each head",
     ),
@@ -128,6 +133,7 @@ def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
         domains={"com.microsoft": 1},
         constants={
             "p": np.zeros((1, 1, 4)),
+            "rows_30": np.zeros((1, 30, 4)),
             **integers(zero=[0], one=[1], two=[2], three=[3], last=[-1], one_two=[1, 2], join=[0, 0, 6]),
             **integers(by_row=[-1, 4], one_column=[-1, 1], each_twice=[1, 2, 1], in_pairs=[-1, 2, 4]),
             "taps": draw(size=(4, 4, 3)),
