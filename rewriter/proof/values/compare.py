@@ -50,8 +50,8 @@ from rewriter.proof.values.walk import Kept, Region, wide
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
-_BRIEF = ((2, 3, 4), (1, 4, 0))
-"""What is tried of a model that this tool rewrote, unless sizes turn out to matter."""
+_BRIEF = ((9, 3, 4), (1, 4, 0)), ((2, 3, 4), (1, 4, 0))
+"""What is tried of a model that this tool rewrote, a small or a large one, unless sizes turn out to matter."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
@@ -153,7 +153,7 @@ class Pair:
         self._maker = self._any_length.changed(most=longest)
         self._large = max(a.size, b.size) > _SMALL_MODEL
         self._usual: Sequence[Setting] = SETTINGS[::2] if self._large else SETTINGS
-        self._settings = _BRIEF if claims and not longest else self._usual
+        self._settings: Sequence[Setting] = _BRIEF[self._large] if claims and not longest else self._usual
         self.points = self._maker.cases(self._settings)  # at which A can be evaluated
         self.outputs = [value.name for value in a.proto.graph.output]
         outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
@@ -329,7 +329,7 @@ class Pair:
             anchors = Anchors(self.a, self.b, self._last, [*anchors.apart, *apart[:first]])
             departs = anchors.departs()
         tried_only, drawn = self._one_size() or departs, anchors.drawn() if departs else {}
-        if tried_only and self._settings is _BRIEF:
+        if tried_only and self._settings in _BRIEF:
             self._settings = self._usual
             self.points = self._maker.cases(self._settings)
             return self.compared()
@@ -386,7 +386,7 @@ class Pair:
         every = [point for each in draws for point in at_random(each)]
         small, whole = list[Point](), range(0)
         if self._claims and reading not in self._heads:
-            if self._maker.branches or (self._large and self._settings is not _BRIEF):
+            if self._maker.branches or (self._large and self._settings not in _BRIEF):
                 small = at_random(self._maker.cases(SMALL[: 1 + self._maker.branches]))
             whole = range(len(every), len(every) + len(small)) if small else range(1)
         made, lost = self._evaluated(self.b, every + small, reading, whole=whole)
