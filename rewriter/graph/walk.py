@@ -33,13 +33,17 @@ def subgraphs(node: onnx.NodeProto) -> list[tuple[str, onnx.GraphProto]]:
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and all graphs inside it."""
-    return (thing for thing in _descend([graph]) if isinstance(thing, onnx.GraphProto))
+    """The graph and all graphs inside it. Raises ModelError where they nest too deep."""
+    yield graph
+    yield from (body for node in iter_nodes(graph.node) for _, body in subgraphs(node))
 
 
-def iter_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and the nodes of their subgraphs, at any depth."""
-    yield from (thing for thing in _descend(nodes) if isinstance(thing, onnx.NodeProto))
+def iter_nodes(nodes: Iterable[onnx.NodeProto], depth: int = 0) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and the nodes of their subgraphs. Raises ModelError where these nest too deep."""
+    for node in nodes:
+        yield node
+        for _, body in subgraphs(node):
+            yield from iter_nodes(body.node, _deeper(depth))
 
 
 def own_names(graph: onnx.GraphProto) -> set[str]:
@@ -145,15 +149,21 @@ def _descend(roots: Iterable[Thing], depth: int = 0) -> Iterator[Thing]:
         yield thing
         if isinstance(thing, onnx.AttributeProto):
             inside = [graph for _, graph in _graphs(thing)]
-            if inside and depth >= MAX_DEPTH:  # long before Python's recursion limit
-                what = f"subgraphs nest deeper than {MAX_DEPTH} levels"
-                raise ModelError(f"{what}; this model is damaged or hostile: export it again")
-            yield from _descend(inside, depth + 1)
+            yield from _descend(inside, _deeper(depth) if inside else depth)
         else:
             yield from _descend(thing.attribute if isinstance(thing, onnx.NodeProto) else thing.node, depth)
 
 
+def _deeper(depth: int) -> int:
+    if depth >= MAX_DEPTH:  # long before Python's recursion limit
+        what = f"subgraphs nest deeper than {MAX_DEPTH} levels"
+        raise ModelError(f"{what}; this model is damaged or hostile: export it again")
+    return depth + 1
+
+
 def _graphs(attribute: onnx.AttributeProto) -> list[tuple[str, onnx.GraphProto]]:
+    if not attribute.HasField("g") and not attribute.graphs:
+        return []
     own = [(attribute.name, attribute.g)] if attribute.HasField("g") else []
     return own + [(f"{attribute.name}[{place}]", graph) for place, graph in enumerate(attribute.graphs)]
 
