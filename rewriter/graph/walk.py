@@ -29,7 +29,8 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 def subgraphs(node: onnx.NodeProto) -> list[tuple[str, onnx.GraphProto]]:
     """The graphs in the attributes of a node (If, Loop, Scan), with the attribute's name; its type is ignored."""
-    return [named for attribute in node.attribute for named in _graphs(attribute)]
+    holding = (each for each in node.attribute if each.HasField("g") or each.graphs)
+    return [named for attribute in holding for named in _graphs(attribute)]
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -162,8 +163,6 @@ def _deeper(depth: int) -> int:
 
 
 def _graphs(attribute: onnx.AttributeProto) -> list[tuple[str, onnx.GraphProto]]:
-    if not attribute.HasField("g") and not attribute.graphs:
-        return []
     own = [(attribute.name, attribute.g)] if attribute.HasField("g") else []
     return own + [(f"{attribute.name}[{place}]", graph) for place, graph in enumerate(attribute.graphs)]
 

@@ -124,7 +124,8 @@ class Judge:
         self.progress("certifying", 0, 4)
         with self._ahead() as ahead:
             certificate = self._certificate()
-        gc.collect()  # evaluations are in reference cycles, and hold weights that they mapped
+        if self._by_blocks:
+            gc.collect()  # evaluations are in reference cycles, and hold weights that they mapped
         # Only tensors that kept their names, and replaced blocks, are certainly meant to be the same.
         names = {(each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.makes)}
         of_blocks = {each.name for each in self.claims}
