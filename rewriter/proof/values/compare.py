@@ -50,7 +50,7 @@ from rewriter.proof.values.walk import Kept, Region, wide
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
-_BRIEF = ((9, 3, 4), (1, 4, 0)), ((2, 3, 4), (1, 4, 0))
+_BRIEF = ((10, 3, 4), (1, 4, 0)), ((2, 3, 4), (1, 4, 0))
 """What is tried of a model that this tool rewrote, a small or a large one, unless sizes turn out to matter."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
@@ -286,7 +286,8 @@ class Pair:
         sizes = {each.name for each in self.points}
         drawn = maker.cases(self._settings, number)
         taken = [each for each in drawn if each.name in sizes]
-        most = 1 if self._large and number >= _ROUNDS else None
+        brief = number > 0 and self._settings == _BRIEF[0]
+        most = 1 if brief or (self._large and number >= _ROUNDS) else None
         if loose:
             return taken[:most]
         names = {each.name for each in drawn}
@@ -451,7 +452,7 @@ class Pair:
             or (self._never_compared(reading, ours, theirs) if settling else "")
         )
         self._reason = unfit or self._reason
-        if len(draws[0]) >= len(self.points):
+        if len(draws[0]) >= len(self.points) or draws[0][0] not in self.points:
             self._unproved = self._unproved or unfit
         snapped = (each.field.snapped.items() for each in (*ours, *theirs))
         self._snapped.update(f"{value:.9g} = {text}" for each in snapped for value, text in each)
