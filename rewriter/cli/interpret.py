@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 import click
 
 import rewriter
-from rewriter.cli.options import (
-    MODEL,
-    STANDARD,
-    command,
-    declared_options,
-    file_option,
-    one_model,
-    output_option,
-    report_option,
-    write_report,
-)
+from rewriter.cli.options import about_model, answer, declared_options, file_option, output_option, report_option
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.atomic import atomically, write_text
 from rewriter.proof.settings import Settings
@@ -37,8 +27,6 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 _WIDTH, _NAME_WIDTH = 80, 30
 
-_command = functools.partial(command, MODEL)
-_model = click.argument("model", type=click.Path(path_type=Path), callback=one_model)
 _top = click.option(
     "--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table."
 )
@@ -94,19 +82,12 @@ def _logit(told: str, *, required: bool = False) -> Callable[[Command], Command]
     return click.option("--logit", metavar="N[-M][:TOKEN]", required=required, callback=_logit_of, help=told)
 
 
-def _echo(lines: Iterable[str], report: Path | None = None) -> None:
-    """Print lines; to standard error where the JSON goes to standard output."""
-    for line in lines:
-        click.echo(line.rstrip(), err=report == STANDARD)
-
-
-@_command(
+@about_model(
     ok="heads were found",
     failed="with --html: the model cannot be run or evaluated on these inputs",
     usage="the output cannot be written",
     nothing="no heads were found",
 )
-@_model
 @output_option("-o", "--output", suffix=".safetensors", new=True, help="Write the tensors to FILE.safetensors.")
 @output_option(
     *("--html", "page"),
@@ -143,10 +124,7 @@ def heads(
         from rewriter.report.html import render_heads
 
         write_text(page, render_heads(rewriter.head_pictures(found, inputs, tokenizer=tokenizer, **logit or {})))
-    facts = found.to_json()
-    write_report(report, facts)
-    lines = list(_head_rows(found, facts))
-    total = sum(each.heads for each in found.sublayers)
+    facts, total = found.to_json(), sum(each.heads for each in found.sublayers)
     written = "" if output is None else f", written to {output}"
     written += "" if page is None else f", page written to {page}"
     last = f"{total} heads in {len(found.sublayers)} sublayers, {len(found)} tensors{written}"
@@ -157,10 +135,9 @@ def heads(
         reason = f"; {lost} {'is' if len(kinds) == 1 else 'are'} listed above with the reason"
         if not kinds:
             reason = ", for the reason above" if found.missed else ": the model has no attention and no MLP block"
-        _echo([*lines, f"rewrite: no heads were found{reason}"], STANDARD)
-        return int(ExitStatus.NOTHING_TO_CONVERT)
-    _echo((*lines, last), report)
-    return int(ExitStatus.CONVERTED)
+        last = f"rewrite: no heads were found{reason}"
+    answer([*_head_rows(found, facts), last], report, facts, error=not found.sublayers)
+    return int(ExitStatus.CONVERTED if found.sublayers else ExitStatus.NOTHING_TO_CONVERT)
 
 
 def _head_rows(found: "HeadIndex", facts: Mapping[str, Any]) -> Iterator[str]:
@@ -178,12 +155,11 @@ def _head_rows(found: "HeadIndex", facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"not understood: {one_line(miss.reason, 160)}{where}"
 
 
-@_command(
+@about_model(
     ok="the model was run",
     failed="onnxruntime does not run the model on these inputs",
     usage="the inputs do not fit the model",
 )
-@_model
 @_inputs("The inputs; several cases as case/input.")
 @output_option(
     "--cache", suffix=".npz", new=True, required=True, help="Write what was recorded, with the model's outputs."
@@ -205,17 +181,16 @@ def run(model: Path, *, inputs: Inputs, cache: Path, names: tuple[str, ...]) -> 
     facts = index.to_json() | ({"tokens": found.tokens} if found.tokens else {})
     described: dict[str, Any] = {METADATA: json.dumps(facts)}
     atomically(cache, lambda file: np.savez(file, **arrays, **described))
-    _echo(f"tokens: {' | '.join(each)}" for each in found.tokens)
-    _echo(f"{name:<44} {list(array.shape)}" for name, array in arrays.items())
-    _echo([f"{len(arrays)} arrays written to {cache}"])
+    lines = [f"tokens: {' | '.join(each)}" for each in found.tokens]
+    lines += [f"{name:<44} {list(array.shape)}" for name, array in arrays.items()]
+    answer([*lines, f"{len(arrays)} arrays written to {cache}"])
 
 
-@_command(
+@about_model(
     ok="the logit, neuron or score was attributed",
     failed="the model cannot be evaluated",
     usage="this output, neuron or head cannot be attributed",
 )
-@_model
 @_inputs("The inputs: one case.")
 @_logit("Attribute entry")
 @click.option(
@@ -238,8 +213,7 @@ def attribute(
     if (logit is None) == (why is None):
         raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
     lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
-    write_report(report, facts)
-    _echo(lines, report)
+    answer(lines, report, facts)
 
 
 Answer = tuple[list[str], dict[str, Any]]  # lines to print, and the report
@@ -294,8 +268,7 @@ def _amount(value: float) -> str:
     return f"{value:+12.6f}" if abs(value) < 1e6 else f"{value:+12.6g}"
 
 
-@_command(ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed")
-@_model
+@about_model(ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed")
 @_inputs("The inputs: one case.")
 @_logit("Entry", required=True)
 @output_option(
@@ -323,16 +296,15 @@ def graph(model: Path, *, inputs: Inputs, logit: Logit, out: Path | None) -> Non
         f"scores of {counted(len(found.why), 'head')}, as sums over pairs of nodes: off by "
         f"{facts['largest_score_residual']:.2g} at most",
     )
-    _echo(lines)
+    answer(lines)
 
 
-@_command(
+@about_model(
     ok="heads were ranked",
     failed="with --against: onnxruntime does not run the models on these inputs",
     usage="with --against: the models have different heads",
     nothing="no heads were found",
 )
-@_model
 @click.option("--tokens", is_flag=True, help="The tokens that heads read and write.")
 @file_option(
     "--against", metavar="OTHER.onnx", help="The heads that this model, quantised or fine-tuned, changed most."
@@ -361,7 +333,7 @@ def rank(
         raise UsageError("pass --tokens or --against, not both")
     index = rewriter.heads(model)
     if not index.sublayers:
-        _echo(["no heads were found"], report)
+        answer(["no heads were found"], report)
         return int(ExitStatus.NOTHING_TO_CONVERT)
     if against is not None and inputs is not None:
         compared = rewriter.changed_heads(model, against, inputs, top=top)
@@ -372,10 +344,9 @@ def rank(
     else:
         found = rewriter.compositions(index, top=top, every_head=report is not None)
         lines, facts = [*_composition_rows(found, top)], {"composition": found.to_json() if report else {}}
-    write_report(report, {"model": str(model), **facts})
     count = sum(each.heads for each in index.sublayers)
     last = f"{counted(count, 'head')} in {counted(len(index.sublayers), 'sublayer')}"
-    _echo((*lines, last), report)
+    answer((*lines, last), report, {"model": str(model), **facts})
     return 0
 
 

@@ -1,7 +1,7 @@
 """Options of commands: declared by dataclasses or shared by several commands, and checks of their values."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import zip_longest
@@ -43,7 +43,7 @@ def command(
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}  # of click, for every command
 
 
-def one_model(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
+def _one_model(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     """The model; of a folder, the one in it."""
     if not path.is_dir():
         return path
@@ -53,6 +53,12 @@ def one_model(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
         choice = f"one of {', '.join(quoted(each.name) for each in found)}" if found else "the file of a model"
         raise UsageError(f"{quoted(path)} holds {counted(len(found), 'ONNX file')}: name {choice}")
     return chosen[0]
+
+
+def about_model(**statuses: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command on one model, which may be in a folder; `statuses` are as for `command`."""
+    model = click.argument("model", type=click.Path(path_type=Path), callback=_one_model)
+    return lambda called: command(MODEL, **statuses)(model(called))
 
 
 file_option = partial(click.option, type=click.Path(path_type=Path))
@@ -125,6 +131,16 @@ def write_report(report: Path | None, data: Mapping[str, Any]) -> None:
         click.echo(json_text(data), nl=False)
     else:
         write_text(report, json_text(data))
+
+
+def answer(
+    lines: Iterable[str], report: Path | None = None, facts: Mapping[str, Any] | None = None, *, error: bool = False
+) -> None:
+    """Write JSON if requested, and print lines; to standard error also where standard output has the JSON."""
+    if facts is not None:
+        write_report(report, facts)
+    for line in lines:
+        click.echo(line.rstrip(), err=error or report == STANDARD)
 
 
 def carried_out(
