@@ -275,9 +275,9 @@ class Written:
         for stage in reversed(self.stages[:before]):
             if stage.norm is not None:
                 yield f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None] @ rows.T
-                rows = stage.norm.at(token).back(rows)
+                rows = stage.norm.back(rows, token)
             for name, step in stage.steps.items():
-                inner = rows if step.after is None else step.after.at(token).back(rows)
+                inner = rows if step.after is None else step.after.back(rows, token)
                 vectors = None if self.vectors is None else self.vectors(name, step, token)
                 yield name, step.parts(token, inner) if vectors is None else vectors @ inner.T
                 if vectors is None or step.bias.any():  # for many rows, without biases that are 0
@@ -292,7 +292,7 @@ class Written:
     ) -> Terms:
         """The terms [terms, K] of `norm(stream) weight + bias`, [D, K] and [K]; `constants` name both biases."""
         own = [(name, part[None]) for name, part in zip(constants, (bias, weight.T @ norm.bias), strict=True)]
-        found = (*own, *self.along(before, token, norm.at(token).back(weight.T)))
+        found = (*own, *self.along(before, token, norm.back(weight.T, token)))
         return [(name, part) for name, part in found if part.any()] or own[:1]
 
 

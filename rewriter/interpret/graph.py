@@ -351,7 +351,7 @@ def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
     }
     for token, own in enumerate(members.at):
         parts = {name: part[own] for name, part in added.items()}
-        yield members.nodes[own], neurons.norm.at(token).back(rows[own]), parts
+        yield members.nodes[own], neurons.norm.back(rows[own], token), parts
 
 
 def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
@@ -376,7 +376,7 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
         pattern = step.pattern[:, :, token].T.reshape(-1)[order]
         rows = by_node(pattern[:, None] * at)
         parts = {"b_V": by_node(pattern * biased), "ln.b": rows @ step.norm.bias}
-        yield members.nodes, step.norm.at(token).back(rows), parts
+        yield members.nodes, step.norm.back(rows, token), parts
 
 
 # -- influence, pruning and scores, as circuit-tracer defines them (Ameisen et al., "Circuit Tracing", 2025) --------

@@ -84,7 +84,7 @@ def head_pictures(
                 "name": name,
                 "sublayer": each.name,
                 "number": number,
-                "kind": "neuron" if isinstance(each, NeuronHeads) else "head",
+                "kind": each.kind,
                 "cross": isinstance(each, Attention) and each.cross,
                 "activation": [*map(_rounded, activations[each.name][shown, place])],
                 "pattern": _pattern(each, patterns[each.name][place], shown, least),
@@ -100,12 +100,7 @@ def head_pictures(
         "logit": shown_logit,
         "embed": None if embed is None else [*map(_rounded, embed[shown])],  # what each token contributes to the logit
         "sublayers": [
-            {
-                "name": each.name,
-                "kind": "neurons" if isinstance(each, NeuronHeads) else "heads",
-                "count": each.count,
-                "shown": len(chosen[each.name]),
-            }
+            {"name": each.name, "kind": f"{each.kind}s", "count": each.count, "shown": len(chosen[each.name])}
             for each in index.sublayers
         ],
         "heads": rows,

@@ -39,13 +39,9 @@ class FrozenNorm:
         data = rows - rows.mean(axis=-1, keepdims=True) if self.centred else rows
         return np.asarray(data * self.scale * self.factors[:, None])
 
-    def at(self, token: int) -> "FrozenNorm":
-        """The normalisation of rows [K, D] at one token."""
-        return replace(self, factors=self.factors[[token]])
-
-    def back(self, gradient: Array) -> Array:
-        """[T, D] at the result to [T, D] at the stream."""
-        inner = gradient * (self.scale * self.factors[:, None])
+    def back(self, gradient: Array, token: int | slice = slice(None)) -> Array:
+        """[T, D] at the result to [T, D] at the stream, or rows [K, D] at one token likewise."""
+        inner = gradient * (self.scale * self.factors[token, None])
         return np.asarray(inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner)
 
 

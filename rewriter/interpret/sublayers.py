@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, product
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -51,7 +51,6 @@ class Named:
 
     @property
     def count(self) -> int:
-        """The number of members."""
         return len(self.channels)
 
     @cached_property
@@ -183,6 +182,7 @@ _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice", 
 class Attention(Named):
     """The heads of one attention sublayer."""
 
+    kind: ClassVar = "head"  # of its members
     query: HeadColumns  # W_Q as a linear operator; `key` and `value` are per query head
     key: HeadColumns
     value: HeadColumns
@@ -314,6 +314,7 @@ def _product_after(tracer: Tracer, pattern: str) -> onnx.NodeProto | None:
 class NeuronHeads(Named):
     """The heads of one block; head `g * count + n` is head g of the program, for neuron n."""
 
+    kind: ClassVar = "neuron"
     query: Projection  # W1 of the pre-activation y; its data is the block's input
     value: Projection  # W1 of the values: the same, or the other projection of a gated block
     output: Projection
