@@ -186,8 +186,6 @@ def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], Array]) -> Arr
 
 @dataclass(frozen=True)
 class _Expansion(Writer):
-    """One operator, and the nodes that replace it."""
-
     types: Mapping[str, TensorType]
     opset: int
 

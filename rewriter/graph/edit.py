@@ -125,13 +125,6 @@ def between(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> l
     return sorted(ancestors(view, outside.union(inputs), outputs))
 
 
-def _closed(view: GraphView, nodes: Sequence[int], outputs: Sequence[str]) -> Cut:
-    """The part of all these nodes; its inputs are the tensors that none of them computes."""
-    made = {name for index in nodes for name in view.nodes[index].output}
-    outside = (name for name in _read(view, nodes) if name not in made and name not in view.initializers)
-    return Cut(tuple(dict.fromkeys(outside)), tuple(outputs), tuple(nodes))
-
-
 def extract(model: onnx.ModelProto, view: GraphView, part: Cut) -> onnx.ModelProto:
     """The part as a model with the opsets, IR version and functions of `model`, and only the weights it needs."""
     result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
@@ -209,7 +202,10 @@ def split(view: GraphView, wanted: Sequence[str], limit: float, stops: frozenset
             crossing += [name for name in ends if name not in view.producer]
         needed.update(_read(view, group))
         if crossing:
-            parts.append(_closed(view, sorted({*group, *makers(_read(view, group))}), crossing))
+            inside = sorted({*group, *makers(_read(view, group))})
+            known = view.initializers.keys() | {name for index in inside for name in view.nodes[index].output}
+            inputs = dict.fromkeys(name for name in _read(view, inside) if name not in known)
+            parts.append(Cut(tuple(inputs), tuple(crossing), tuple(inside)))
     return tuple(reversed(parts))
 
 

@@ -27,7 +27,7 @@ Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]  # expands 
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes the nodes of an expansion in order."""
+    """An operator, and the nodes that replace it, which are written in order."""
 
     node: onnx.NodeProto
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
@@ -304,8 +304,6 @@ def plain_experts(
 
 @dataclass(frozen=True)
 class _Mixture(Writer):
-    """One operator, and the nodes that replace it."""
-
     weights: Mapping[str, TensorProto]
 
     @cached_property
@@ -395,7 +393,6 @@ class _Mixture(Writer):
         return self.nodes
 
     def linear(self, key: str, data: str, kind: int) -> str:
-        """The linear layer of each expert."""
         weight = self.given[key]
         if self.node.op_type == "QMoE":
             columns, whole = self.sizes[key]
