@@ -121,10 +121,8 @@ def with_json_files(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def write_report(report: Path | None, data: Mapping[str, Any]) -> None:
-    """Write JSON if requested."""
-    if report is None:
-        return
+def write_report(report: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON to a file, or to standard output."""
     from rewriter.report.report import json_text
 
     if report == STANDARD:
@@ -137,7 +135,7 @@ def answer(
     lines: Iterable[str], report: Path | None = None, facts: Mapping[str, Any] | None = None, *, error: bool = False
 ) -> None:
     """Write JSON if requested, and print lines; to standard error also where standard output has the JSON."""
-    if facts is not None:
+    if report is not None and facts is not None:
         write_report(report, facts)
     for line in lines:
         click.echo(line.rstrip(), err=error or report == STANDARD)

@@ -478,6 +478,9 @@ class FrozenRun:
         def weight(part: str) -> Array:
             return self.index[f"{own.name}.{part}"]
 
+        def output() -> Array:
+            return weight("W_O").reshape(own.channels.size, -1)
+
         pattern, value = hooked["pattern"], hooked["v"]
         # New keys are the last ones; in an empty cache of fixed size the first.
         count, keys = len(value), pattern.shape[-1]
@@ -486,17 +489,8 @@ class FrozenRun:
         if places is None:
             what = f"{own.name} attends to tokens of a cache, whose parts are not known"
             raise UsageError(f"{what}; give it an empty one")
-        return AttentionStep(
-            None if own.cross else frozen,
-            hooked["z"],
-            weight("b_O"),
-            lambda: weight("W_O").reshape(own.channels.size, -1),
-            pattern[..., places],
-            value,
-            weight("b_V"),
-            partial(weight, "W_V"),
-            after=after,
-        )
+        of_step = None if own.cross else frozen, hooked["z"], weight("b_O"), output
+        return AttentionStep(*of_step, pattern[..., places], value, weight("b_V"), partial(weight, "W_V"), after=after)
 
     def freeze(self, norm: Norm | None, before: str, where: str) -> FrozenNorm:
         """The normalisation, or none, through which a sublayer or output `where` reads the stream `before`."""

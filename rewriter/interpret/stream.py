@@ -133,10 +133,7 @@ class Chain:
 
 
 def chain_to(view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str, Write], output: str) -> Chain:
-    """The path to an output [batch, tokens, vocabulary], if linear in the normalised stream; `added` are the `writes`.
-
-    Raises UsageError.
-    """
+    """The path to an output [batch, tokens, vocabulary]; `added` are the `writes`. Raises UsageError unless linear."""
     constants = Constants(view)
     node = view.made_by(_factor(view, constants, view.before(output))[0])  # of an output c tanh(x / c): logits are x
     node = view.made_by(node.input[0]) if node is not None and node.op_type == "Tanh" else None
@@ -321,10 +318,7 @@ def _beside_sink(node: onnx.NodeProto, sink: str) -> list[onnx.NodeProto]:
 
 
 def positions_of(view: GraphView, product: str) -> tuple[str, str]:
-    """The constant W_QK between positions of the model's own heads with this q k^T, and that of sinks.
-
-    They are empty in other forms, and without sinks.
-    """
+    """The constants W_QK between positions of own heads with this q k^T, and of sinks; empty where there are none."""
     core = product.removesuffix("/content").removesuffix("/scores")
     node = view.made_by(f"{core}{_WEIGHED}")
     return "" if node is None else node.input[node.op_type == "MatMul"], _sink(view.made_by, core)
