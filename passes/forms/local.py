@@ -42,7 +42,7 @@ def function_of(
     body = Builder("", opset=opset, compute_type=onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT)
     spelling(body, {each: body.tensor(each) for each in inputs}, **given)
     doc = " ".join((spelling.__doc__ or "").split())
-    return body.function(DOMAIN, name, inputs, "output", opset=opset, doc=doc)
+    return body.function(DOMAIN, name, inputs, opset=opset, doc=doc)
 
 
 def _named(name: str, **given: bool) -> str:

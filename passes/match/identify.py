@@ -72,7 +72,7 @@ class Identifier:
         if found is None and count > 1:
             found = self._identify_gated(region, tolerance)
         elif found is None:
-            found = identify_function(lambda y: self.evaluate(region, [y]), tolerance, fit=self._fit)
+            found = identify_function(lambda y: self.evaluate(region, [y]), tolerance, ACTIVATIONS, fit=self._fit)
         return self._known.setdefault(key, found)
 
     def evaluate(self, region: ActivationRegion, leaves: Sequence[Array]) -> Array:
@@ -122,9 +122,7 @@ class Identifier:
 
 
 @np.errstate(all="ignore")
-def identify_function(
-    f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS, *, fit: bool
-) -> Identified | str:
+def identify_function(f: Function, tolerance: float, table: Sequence[Activation], *, fit: bool) -> Identified | str:
     """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
     values = f(_GRID)
     attempts = [attempt for entry in table if (attempt := _attempt(entry, f, values, tolerance))]

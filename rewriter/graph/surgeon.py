@@ -58,12 +58,10 @@ class Fragment:
     def initializers(self) -> list[onnx.TensorProto]:
         return [OnnxExporter.export_tensor_proto(constant) for constant in self._constants.values()]
 
-    def function(
-        self, domain: str, name: str, inputs: Sequence[str], output: str, *, opset: int, doc: str
-    ) -> onnx.FunctionProto:
-        """The fragment as a model-local function; its constants become Constant nodes."""
+    def function(self, domain: str, name: str, inputs: Sequence[str], *, opset: int, doc: str) -> onnx.FunctionProto:
+        """The fragment as a model-local function of its tensor `output`; its constants become Constant nodes."""
         nodes, held = self.nodes({}), {each.name: each for each in self.initializers()}
         read = dict.fromkeys(each for node in nodes for each in node.input)
         constants = [onnx.helper.make_node("Constant", [], [each], value=held[each]) for each in read if each in held]
         imports = [onnx.helper.make_opsetid("", opset)]
-        return onnx.helper.make_function(domain, name, inputs, [output], [*constants, *nodes], imports, doc_string=doc)
+        return onnx.helper.make_function(domain, name, inputs, ["output"], constants + nodes, imports, doc_string=doc)
