@@ -29,9 +29,7 @@ from rewriter.proof.settings import CompareOptions, Settings
 from rewriter.text import quoted, size
 
 if TYPE_CHECKING:
-    from passes.accounting import Accounting
     from rewriter.api.diagnosing import Diagnosis
-    from rewriter.report.sections import Table
     from rewriter.report.terminal import Console
 
 
@@ -186,7 +184,8 @@ def inspect(model: Path, *, tokens: int, report: Path | None) -> int:
 
 
 def _show(console: "Console", found: "rewriter.Inspection") -> None:
-    from rewriter.report.sections import block_parts
+    from passes.forms import FORMS
+    from rewriter.report.sections import Table, block_parts
 
     for part in block_parts(found):
         console.part(part)
@@ -194,7 +193,12 @@ def _show(console: "Console", found: "rewriter.Inspection") -> None:
         console.line(f"note: {note}", "yellow")
     accounting = found.accounting
     if accounting.blocks:
-        console.part(_forms(accounting))
+        headings = "form, blocks:count, heads:count, keys:count, pattern of all heads:count, in the graph"
+        rows = []
+        for form, blocks in Counter(form for block in accounting.blocks for form in block.forms).items():
+            count = " + ".join(f"{number:,}" for number in form.heads)
+            rows.append((form.form, blocks, count, form.keys, size(form.pattern_bytes), FORMS[form.form].help))
+        console.part(Table.of(f"Forms: one block at {accounting.tokens:,} tokens", headings, rows))
         refused = Counter(reason for block in accounting.blocks for reason in block.refused)
         for (form, reason), number in refused.items():
             console.line(f"form {form} cannot take {number} of the blocks: {reason}", "yellow")
@@ -211,18 +215,6 @@ def _show(console: "Console", found: "rewriter.Inspection") -> None:
         console.line(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}")
     if not found.converted:
         console.verdict(found)
-
-
-def _forms(accounting: "Accounting") -> "Table":
-    from passes.forms import FORMS
-    from rewriter.report.sections import Table
-
-    heads = "form, blocks:count, heads:count, keys:count, pattern of all heads:count, in the graph"
-    rows = []
-    for form, blocks in Counter(form for block in accounting.blocks for form in block.forms).items():
-        count = " + ".join(f"{number:,}" for number in form.heads)
-        rows.append((form.form, blocks, count, form.keys, size(form.pattern_bytes), FORMS[form.form].help))
-    return Table.of(f"Forms: one block at {accounting.tokens:,} tokens", heads, rows)
 
 
 @command(MODEL, ok="nothing is wrong", failed="something is; each problem is a line that says what to do")

@@ -126,10 +126,8 @@ def _recorded(
         made = z[:, members].swapaxes(0, 1).astype(np.float64) @ index[f"{own.name}.W_O"][members]
         return np.asarray(np.linalg.norm(made, axis=-1).T)
 
-    sizes = {
-        each.name: effects[each.name] if each.name in effects else activation(each, hooks, range(each.count))
-        for each in index.sublayers
-    }
+    others = (each for each in index.sublayers if each.name not in effects)
+    sizes = {**effects, **{each.name: activation(each, hooks, range(each.count)) for each in others}}
     tokens = max(len(each) for each in sizes.values())
     chosen = _chosen(index, {name: np.abs(each).max(axis=0, initial=0.0) for name, each in sizes.items()}, most, tokens)
     hooks, patterns, activations = hooks_of(index, chosen), dict[str, Array](), dict[str, Array]()
