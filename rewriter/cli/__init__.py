@@ -101,30 +101,28 @@ def run(arguments: Sequence[str] | None = None) -> int:
         result: Any = command.main(rest, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except RewriteError as error:
-        click.echo(f"rewrite: {error.args[0]}", err=True)
-        return int(error.exit_status)
+        told, status = error.args[0], int(error.exit_status)
     except click.ClickException as error:
         name = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rewrite"
         message = error.format_message().rstrip(".")
         # click's own suggestions end in a question mark.
-        click.echo(f"rewrite: {message}{' See' if message.endswith('?') else '; see'} '{name} --help'", err=True)
-        return error.exit_code
+        told, status = f"{message}{' See' if message.endswith('?') else '; see'} '{name} --help'", error.exit_code
     except (click.Abort, KeyboardInterrupt, SystemExit) as error:
         terminated = isinstance(error, SystemExit)
-        what = "terminated" if terminated else "interrupted"
-        click.echo(f"rewrite: {what}; no half-written file is left", err=True)
-        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
+        told = f"{'terminated' if terminated else 'interrupted'}; no half-written file is left"
+        status = 128 + (signal.SIGTERM if terminated else signal.SIGINT)
     except MemoryError:
-        click.echo("rewrite: out of memory; try --certificate-only, or fewer and shorter inputs with --dim", err=True)
-        return 1
+        told, status = "out of memory; try --certificate-only, or fewer and shorter inputs with --dim", 1
     except Exception as error:  # noqa: BLE001 - command-line users need a message, not a traceback
         calls = reversed(traceback.extract_tb(error.__traceback__)[-3:])
         # Neither paths nor values: people can share it without reading it first.
         places = ", called by ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls)
         told = f"internal error ({type(error).__name__} in {places}); this is a bug, please report it"
-        click.echo(f"rewrite: {told} with 'rewrite --version'", err=True)
-        return int(ExitStatus.INTERNAL_ERROR)
-    return int(result) if result is not None else 0
+        told, status = f"{told} with 'rewrite --version'", int(ExitStatus.INTERNAL_ERROR)
+    else:
+        return int(result) if result is not None else 0
+    click.echo(f"rewrite: {told}", err=True)
+    return status
 
 
 def _dispatch(arguments: list[str]) -> tuple[click.Command, list[str]]:
