@@ -195,9 +195,9 @@ def _show(console: "Console", found: "rewriter.Inspection") -> None:
     if accounting.blocks:
         headings = "form, blocks:count, heads:count, keys:count, pattern of all heads:count, in the graph"
         rows = []
-        for form, blocks in Counter(form for block in accounting.blocks for form in block.forms).items():
-            count = " + ".join(f"{number:,}" for number in form.heads)
-            rows.append((form.form, blocks, count, form.keys, size(form.pattern_bytes), FORMS[form.form].help))
+        for cost, blocks in Counter(cost for block in accounting.blocks for cost in block.forms).items():
+            heads = " + ".join(f"{number:,}" for number in cost.heads)
+            rows.append((cost.form, blocks, heads, cost.keys, size(cost.pattern_bytes), FORMS[cost.form].help))
         console.part(Table.of(f"Forms: one block at {accounting.tokens:,} tokens", headings, rows))
         refused = Counter(reason for block in accounting.blocks for reason in block.refused)
         for (form, reason), number in refused.items():

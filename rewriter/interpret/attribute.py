@@ -478,7 +478,7 @@ class FrozenRun:
         def weight(part: str) -> Array:
             return self.index[f"{own.name}.{part}"]
 
-        def output() -> Array:
+        def rows() -> Array:
             return weight("W_O").reshape(own.channels.size, -1)
 
         pattern, value = hooked["pattern"], hooked["v"]
@@ -489,7 +489,7 @@ class FrozenRun:
         if places is None:
             what = f"{own.name} attends to tokens of a cache, whose parts are not known"
             raise UsageError(f"{what}; give it an empty one")
-        of_step = None if own.cross else frozen, hooked["z"], weight("b_O"), output
+        of_step = None if own.cross else frozen, hooked["z"], weight("b_O"), rows
         return AttentionStep(*of_step, pattern[..., places], value, weight("b_V"), partial(weight, "W_V"), after=after)
 
     def freeze(self, norm: Norm | None, before: str, where: str) -> FrozenNorm:
