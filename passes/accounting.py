@@ -28,7 +28,9 @@ _NAMES = {
         CumSum RotaryEmbedding GemmaRotaryEmbedding Sin Cos AveragePool GlobalAveragePool QLinearAveragePool
         QLinearGlobalAveragePool Resize Upsample
         """,
-    _PRODUCTS: "Mul Div QLinearMul",
+    _PRODUCTS: """
+        Mul Div QLinearMul
+        """,
     "normalisation": """
         Pow Sqrt Reciprocal ReduceMean ReduceSum ReduceSumSquare ReduceL2 LayerNormalization GroupNorm SkipGroupNorm
         SimplifiedLayerNormalization RMSNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization
