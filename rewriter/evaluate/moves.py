@@ -10,7 +10,7 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, is_float, plain
+from rewriter.evaluate.arithmetic import FAR, Field, Unsupported, Value, integers, is_float, plain
 from rewriter.evaluate.table import Call, operator
 
 SECTIONS = frozenset(("Split", "Slice"))  # operators that select entries in order: views, which cost nothing
@@ -38,6 +38,11 @@ def masks_of(value: Value) -> Any:
 def joint_masks(function: Callable[..., Array], *values: Value) -> Array | None:
     """What a function makes of the masks of several values; None where none of them has any."""
     return None if all(each.masks is None for each in values) else function(*map(masks_of, values))
+
+
+def drowned(least: Array) -> Array:
+    """Of which rows all entries have a mask below every score, by their least counts; of none if it is an offset."""
+    return np.asarray((least >= FAR) & (least.min(initial=FAR) < FAR))
 
 
 def _moved_together(call: Call, function: Callable[..., Array], *operands: Any, scalar: bool = True) -> Any:

@@ -8,7 +8,8 @@ import numpy as np
 from onnx import parser
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, ends, is_float, plain
+from rewriter.evaluate.arithmetic import FAR, Unsupported, Value, ends, is_float, plain
+from rewriter.evaluate.moves import masks_of
 from rewriter.evaluate.nodes import run_model
 from rewriter.evaluate.scalar import activated, add, mul
 from rewriter.evaluate.table import MICROSOFT, NCHWC, Call, operator
@@ -51,6 +52,9 @@ def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
     x, y, made = call.lift(x, scalar=False), call.lift(y, scalar=False), np.zeros(())
     made = made if x.masks is None else made + x.masks @ _small(call, y, -2)
     made = made if y.masks is None else made + _small(call, x, -1) @ y.masks
+    few = any(((masks_of(each) > 0) & (masks_of(each) < FAR)).any() for each in (x, y))
+    if few and made.max(initial=0) >= FAR:
+        return None  # many small numbers are not one below every score
     return made.astype(np.int64) if made.any() and (np.abs(made) < 2.0**53).all() else None
 
 

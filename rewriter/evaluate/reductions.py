@@ -10,8 +10,8 @@ import numpy as np
 from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import FAR, Field, Unsupported, Value, integers, plain
-from rewriter.evaluate.moves import as_matrix, masks_of
+from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, plain
+from rewriter.evaluate.moves import as_matrix, drowned, masks_of
 from rewriter.evaluate.table import Call, operator
 
 # -- reductions
@@ -77,7 +77,9 @@ def _reduced(call: Call, x: Value, axes: Any = None) -> Any:
         made = call.typed(call.f.add(anchor, call.f.log(total))[..., 0], x)
     else:
         made = _extreme(call, rows)
-    return call.move(made, lambda t: np.expand_dims(t, places)) if call.get("keepdims", 1) else made
+    made = call.move(made, lambda t: np.expand_dims(t, places)) if call.get("keepdims", 1) else made
+    made.origin = ("max", x) if call.kind == "ReduceMax" else None
+    return made
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool")
@@ -98,7 +100,7 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     """Along the last axis: what is subtracted, the exponentials, and their sum.
 
     Of entries with masking constants only those with the fewest in the row have a weight; the same one, whatever their
-    scores are, where these numbers are so large that rounding leaves nothing of scores.
+    scores are, where these numbers are so large that rounding leaves nothing of scores, and not an offset of all rows.
     """
     f, entries, masks = call.f, logits.entries, logits.masks
     if masks is None:
@@ -110,7 +112,7 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
         kept, weights = masks <= least, np.zeros_like(entries)
         below = f.sub(entries, anchor)
         f.note_masked(below, masks - least)
-        weights[kept] = f.exp(np.where(least >= FAR, 0, below)[kept])
+        weights[kept] = f.exp(np.where(drowned(least), 0, below)[kept])
     return anchor, weights, f.total(weights, -1, keepdims=True)
 
 

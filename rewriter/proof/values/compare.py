@@ -286,7 +286,7 @@ class Pair:
         sizes = {each.name for each in self.points}
         drawn = maker.cases(self._settings, number)
         taken = [each for each in drawn if each.name in sizes]
-        brief = number > 0 and self._settings == _BRIEF[0]
+        brief = 0 < number < _ROUNDS and self._settings == _BRIEF[0]  # further rounds are for signs
         most = 1 if brief or (self._large and number >= _ROUNDS) else None
         if loose:
             return taken[:most]

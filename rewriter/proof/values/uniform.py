@@ -20,6 +20,7 @@ from rewriter.evaluate.moves import CASTS, SAME_ENTRIES
 from rewriter.evaluate.nodes import version_of
 from rewriter.evaluate.scalar import COMPARISONS, LOGIC
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, is_random
+from rewriter.graph.types import elem_name
 from rewriter.graph.view import key_of, label
 from rewriter.graph.walk import iter_nodes, reached, reads, subgraphs
 from rewriter.proof.values.prints import Fingerprints
@@ -335,11 +336,14 @@ def _of_shape(side: _Side, name: str, anchored: Container[str]) -> bool:
             return []
         if node is None or node.domain or node.op_type not in _OF_SHAPES:
             return None
+        if node.op_type == "Cast" and elem_name(side.program.attributes(node)["to"]) not in ("int32", "int64"):
+            return None  # others round sizes
         count = len(node.input) if node.op_type in ("Concat", "Mul") else 1  # the others say which sizes
         if any(each and each not in side.fixed for each in node.input[count:]):
             return None
-        if node.op_type == "Shape":
-            return [] if side.ids.get(node.input[0]) in anchored else None
+        if node.op_type == "Shape":  # where Reshape takes a size of 0 for another one, it is not known
+            empty = any(0 in each.get(node.input[0], ()) for each in side.shapes)
+            return [] if side.ids.get(node.input[0]) in anchored and not empty else None
         return list(node.input[:count])
 
     return all(sizes(each) is not None for each in reached([name], lambda each: sizes(each) or []))

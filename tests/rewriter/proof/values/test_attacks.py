@@ -8,6 +8,9 @@ import onnx
 import pytest
 
 from rewriter.api.comparing import certify
+from rewriter.files.load import load_model
+from rewriter.proof.records import Claimed
+from rewriter.proof.values.compare import prove
 from tests.textmodels import Array, text_model
 
 RNG = np.random.default_rng(0)
@@ -33,7 +36,7 @@ NUMBERS: dict[str, Any] = {
     "tiny": 1e-30, "f29": 29.0, "f100": 100.0, "fm1": -1.0, "f037": 0.37, "V": [[1.0], [2.0]], "W": [[1.0], [5.0]],
     "T": TABLE, "U": OTHER, "f64": 64.0, "f105": 1.05, "last": np.arange(65) == 64,
     "slope": (np.arange(64) == 5) * 0.3, "k10000": 10000.0, "scales": 1 + (np.arange(64) == 17) * 0.2,
-    "f1e18": [0.0, -1e18], "tiny6": 1e-6, "f005": 0.05,
+    "f1e18": [0.0, -1e18], "tiny6": 1e-6, "f005": 0.05, "m1e18": -1e18, "m2e18": -2e18, "tiny20": 2e-20, "f1e18s": 1e18,
     "T2": TABLE[:, :2], "U2": OTHER[:, :2], "T3": TABLE[:, None], "U3": OTHER[:, None],
     "TM": np.where(LABELS > 2, 0, -1e9),
     "UM": np.where(OTHER_LABELS > 2, 0, -1e9), "TT": TABLE.T, "UT": OTHER.T, "C": np.ones(4), "M": np.eye(4) + 0.1,
@@ -43,7 +46,7 @@ INTEGERS = {
     "K": [77777, 55555],
     "all": list(range(300)), "i14": [1, 4], "j77": 77, "i64": 64, "i300": 300, "zero": 0, "one": 1,
     "two": 2, "j99999": 99999, "experts": list(range(64)), "i64s": [64], "far64": [2**40], "j01": [0, 1],
-    "j4": 4, "column": [0, 0, 0, 1],
+    "j4": 4, "rows4": [-1, 4], "column": [0, 0, 0, 1],
 }  # fmt: skip
 OTHERS: dict[str, Array] = {
     "yes": np.array(True), "ids99": np.array(99999), "s3": np.array(3, np.int32), "s0": np.array(0, np.int32),
@@ -59,6 +62,9 @@ ELEMENTS = """u = Unsqueeze(ids, i1) w = Expand(u, i14)
     e = GatherElements<axis = 0>(T, w) f = GatherElements<axis = 0>(U, w)"""
 COLUMNS = "c = Gather<axis = 1>(TT, ids) d = Gather<axis = -1>(UT, ids)"
 TWO, MORE = ("float[n] x, float[n] u", "float[n] out"), "(i, f0) v = Mul(u, f105) out = Where(c, u, v)"
+UNDONE = "p = Mul(u, f1e18s) m = Add(p, m1e18) y = Add({}, m) q = Softmax(y) v = Mul(q, f005) out = Add(x, v)"
+DOUBLED = "z = Mul(x, f0) o0 = Add(z, m250) " + " ".join(f"o{k} = Add(o{k - 1}, o{k - 1})" for k in range(1, 22))
+SOME_ROWS = "n = Add(s, o21) y = Concat<axis = 0>(n, x) q = Softmax(y) w, r = Split<axis = 0>(q) v = Mul(w, f005)"
 ALL = "c = Greater(x, f0) i = Cast<to = 6>(c) p = ReduceMin<axes = [1]>(i) q = Cast<to = 1>(p)"
 MANY_IDS = f"{TOKENS[0]}, int64[batch, tokens] ids", TOKENS[1]
 RARE = "c = Equal(ids, j99999) i = Cast<to = 7>(c)"
@@ -201,6 +207,12 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
         "w = Mul(s, f005) out = Add(x, w)",
         "p = Mul(x, tiny6) q = Mul(p, tiny6) z = Mul(q, tiny6) y = Add(z, low) s = Softmax(y) w = Mul(s, f005) "
         "out = Add(x, w)"),
+    "masks of two sizes": (
+        ONE, "p = Add(x, m1e18) q = Sub(p, m2e18) r = Mul(q, tiny20) out = Add(x, r)", "out = Identity(x)"),
+    "an offset that data undo": (
+        (f"{PAIR[0]}, float[n, 2] u", PAIR[1]), UNDONE.format("x"), f"s = Mul(x, f7) {UNDONE.format('s')}"),
+    "a mask of many numbers": (PAIR, f"{DOUBLED} s = Mul(x, k10000) {SOME_ROWS} out = Add(x, v)",
+        f"{DOUBLED} s = Mul(x, f0) {SOME_ROWS} out = Add(x, v)"),
     "every 64th token": (
         TOKENS, "y = Slice(x, i0, far64, i1, i64s) out = ReduceMean<axes = [1]>(y)",
         "y = Slice(x, i0, far64, i1, i64s) out = Slice(y, i0, i1, i1)"),
@@ -292,6 +304,18 @@ def test_an_attack_is_refused(name: str, turned: bool) -> None:
     assert not found.certified or (name in TRIED and found.sizes) or wider
     if name in ("a softmax", "fused attention"):
         assert "masks by a number that scores may exceed" in found.refusals[0].reason
+
+
+def test_a_size_for_which_a_reshape_takes_another() -> None:
+    """Rows have 4 entries at the sizes that a rewriting is tried at, as where 0 keeps them."""
+    ends = "float[batch, tokens, 4] x, float[batch, past_length, 4] past", TOKENS[1]
+    rounded = "t = Slice(s, i1, j2) f = Cast<to = 1>(t) g = Mul(f, f005) w = Cast<to = 7>(g)"
+    for size in (rounded, "p = Shape(past) w = Slice(p, i1, j2)"):
+        rows = f"s = Shape(x) {size} r = Reshape(x, rows4) k = Concat<axis = 0>(im1, w) l = Reshape(r, k)"
+        bodies = "out = Softmax(x)", f"{rows} q = Softmax(l) out = Reshape(q, s)"
+        a, b = (load_model(attack(ends, each)) for each in bodies)
+        found = prove(a, b, claims={((), "h"): Claimed(1.0)})
+        assert not found.certified or found.sizes
 
 
 def test_another_default_of_an_input() -> None:

@@ -117,14 +117,10 @@ VARIANTS: dict[str, tuple[str, str, str]] = {
         "float[b, 3, 3] x, float[b, 3] u",
         "s = Unsqueeze(u, two) m = Add(x, s) r = Reshape(m, rows3) y = MatMul(r, W)",
         "s = Unsqueeze(u, one) m = Add(x, s) r = Reshape(m, rows3) y = MatMul(r, W)"),
-    "rows, a gate": (
+    "rows, a gate and a quotient": (
         "float[b, 3, 3] x, float[b, 3] u",
-        "s = Unsqueeze(u, two) g = Sigmoid(x) m = Mul(g, s) r = Reshape(m, rows3) y = MatMul(r, W)",
-        "s = Unsqueeze(u, one) g = Sigmoid(x) m = Mul(s, g) r = Reshape(m, rows3) y = MatMul(r, W)"),
-    "rows, a quotient": (
-        "float[b, 3, 3] x, float[b, 3] u",
-        "e = Exp(u) s = Unsqueeze(e, two) m = Div(x, s) r = Reshape(m, rows3) y = MatMul(r, W)",
-        "e = Exp(u) s = Unsqueeze(e, one) m = Div(x, s) r = Reshape(m, rows3) y = MatMul(r, W)"),
+        "e = Exp(u) s = Unsqueeze(e, two) g = Sigmoid(x) m = Div(g, s) r = Reshape(m, rows3) y = MatMul(r, W)",
+        "e = Exp(u) s = Unsqueeze(e, one) g = Sigmoid(x) m = Div(g, s) r = Reshape(m, rows3) y = MatMul(r, W)"),
     # 02: entries that are laid out
     "laid out, a sum": (
         "float[b, 9] x, float[b, 3] u",
