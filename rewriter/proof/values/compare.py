@@ -51,9 +51,10 @@ SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
 _BRIEF = ((10, 3, 4), (1, 4, 0)), ((2, 3, 4), (1, 4, 0))
-"""What is tried of a model that this tool rewrote, a small or a large one, unless sizes turn out to matter."""
-_LONGEST, _MOST_ENTRIES = 61, 2**22
-"""The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
+"""What is tried of a model that this tool rewrote, with small inputs or large ones, unless sizes turn out to matter."""
+_MOST_INPUTS, _LONGEST, _MOST_ENTRIES = 2**16, 61, 2**22
+"""Entries of an input that is small; the longest of these sizes; and entries of the largest tensor at a longer one,
+which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
 """Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
 _MANY_ROUNDS = 16  # where both models take signs of multiples of each other: a sign is a coin, which may decide
@@ -153,7 +154,9 @@ class Pair:
         self._maker = self._any_length.changed(most=longest)
         self._large = max(a.size, b.size) > _SMALL_MODEL
         self._usual: Sequence[Setting] = SETTINGS[::2] if self._large else SETTINGS
-        self._settings: Sequence[Setting] = _BRIEF[self._large] if claims and not longest else self._usual
+        shapes, _ = self._maker.sizes(_BRIEF[0][0])
+        brief = _BRIEF[self._large or max(map(math.prod, shapes.values()), default=0) > _MOST_INPUTS]
+        self._settings: Sequence[Setting] = brief if claims and not longest else self._usual
         self.points = self._maker.cases(self._settings)  # at which A can be evaluated
         self.outputs = [value.name for value in a.proto.graph.output]
         outputs = (value.type.tensor_type.elem_type for value in a.proto.graph.output)
@@ -460,7 +463,7 @@ class Pair:
 
     def _far_in_floats(self) -> str:
         """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
-        draws = 1 if self._settings in _BRIEF else _DRAWS  # which has many sequences
+        draws = 1 if self._settings == _BRIEF[0] else _DRAWS  # which has many sequences
         cases = self.points[:1] if self._large else self._drawn(0) + [self._drawn(k)[0] for k in range(1, draws)]
         runs = [[Evaluator(each, Floats(by_kernels=True), case.feeds) for case in cases] for each in (self.a, self.b)]
         if any(why for each in runs for why in in_step(each)):
