@@ -3,8 +3,7 @@
 e(model) is the largest distance of a model's output, in its own precision, from the oracle's float64 evaluation of the
 original. `error_ratio` is e(rewritten) over e(original). `apart` leaves rounding out: it compares the oracle's
 evaluations of both models with that of the original in which the numbers of the head programs, in plain numpy, stand in
-place of the activations: what exact arithmetic should make of the rewritten model. `correct` and `accurate` hold both
-to bounds, of which each states what was measured.
+place of the activations. `correct` and `accurate` hold both to bounds, of which each states what was measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence

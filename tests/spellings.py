@@ -1,8 +1,7 @@
 """Tables: the spellings of activations and of linear operators that exporters, and people, produce.
 
 Each text is a part of a model of `tests.textmodels.mlp`: an activation makes `h` of `y` (and `u`), a linear operator
-makes `y` of `x`. Read by `tests/passes/match/test_blocks.py`, which names them, and by `test_apply.py`, which converts
-them.
+makes `y` of `x`.
 """
 
 import itertools

@@ -1,7 +1,6 @@
 """Runs the whole rewriter with one part of it replaced by a wrong one.
 
-The only module of the suite that knows where the rewriter's parts are: `POINTS`. A sabotage gives wrappers for some of
-them; `attempt` puts them in, calls `rewriter.rewrite` from a file to a file, and says how that ended.
+`POINTS` says where the rewriter's parts are. A sabotage gives wrappers for some of them, which `attempt` puts in.
 """
 
 import importlib

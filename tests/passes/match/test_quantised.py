@@ -1,7 +1,6 @@
 """Activations with QuantizeLinear and DequantizeLinear inside, as onnxruntime's static quantisation writes them.
 
-What rounds stays where it stands. Every function between two such pairs is a block of its own, certified over the
-reals.
+What rounds stays where it is. Every function between two such pairs is a block of its own, certified over the reals.
 """
 
 import re

@@ -72,10 +72,7 @@ EXPERTS = BEFORE + ROUTER
 """Two of three experts for each token, as Mixtral routes them."""
 
 REFUSED: tuple[tuple[str, str], ...] = (
-    (
-        f"{BEFORE} c = ReduceMean<axes = [1]>(x0) x1 = Sub(x0, c)",
-        "ReduceMean 'c': it mixes tokens outside a softmax",
-    ),
+    (f"{BEFORE} c = ReduceMean<axes = [1]>(x0) x1 = Sub(x0, c)", "ReduceMean 'c': it mixes tokens outside a softmax"),
     (
         ATTENTION.replace("mixed = MatMul(pattern", "gate = Sigmoid(pattern) mixed = MatMul(gate"),
         "MatMul 'scores': it mixes tokens outside a softmax",
@@ -101,10 +98,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         + ATTENTION.replace("[0, 2, 1]>(t)", "[0, 2, 1]>(fixed)").replace("n, t)", "n, fixed)"),
         "MatMul 'scores': it has 30 tokens; raise --max-tokens from 24 to 30",
     ),
-    (
-        WITH_SINK.replace("Expand(sinks, column)", "ReduceMax<axes = [-1]>(scores)"),
-        "is not one number for each head",
-    ),
+    (WITH_SINK.replace("Expand(sinks, column)", "ReduceMax<axes = [-1]>(scores)"), "is not one number for each head"),
     (WITH_SINK.replace("zero, last, last) z4", "one, size, last) z4"), "by other columns than those of keys"),
     (
         WITH_SINK.replace("s2 = Sub(s1, most)", "s2 = Mul(s1, half)"),

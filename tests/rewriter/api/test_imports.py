@@ -10,14 +10,7 @@ import pytest
 import rewriter
 from tests.committed import FOLDER
 
-_SLOW = {
-    "rewriter.api.comparing",
-    "rich.progress",
-    "onnx.reference",
-    "jinja2",
-    "torch",
-    "joblib",
-}
+_SLOW = {"rewriter.api.comparing", "rich.progress", "onnx.reference", "jinja2", "torch", "joblib"}
 
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,6 @@
 """Wrong pairs that a hostile reader of the proof by value found: none may be certified.
 
-A pair is marked `open` while it still is; `strict` makes the test fail once it no longer is. Pairs that pass by chance
-are judged several times.
+A pair is marked `open` while it still is, and fails once it no longer is. What passes by chance is judged repeatedly.
 """
 
 from collections.abc import Mapping
