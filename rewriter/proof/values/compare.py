@@ -240,6 +240,8 @@ class Pair:
             ):
                 rounds += at_once
             if more and rounds >= _MOST_ROUNDS:
+                if self._settings in _BRIEF:
+                    return self._compared_at_all_sizes()
                 self._reason = named = "signs of data decide together, in more ways than can be tried"
                 break
             if not more and (regions := self._bounded(reading)) is not None:
@@ -256,6 +258,11 @@ class Pair:
         reason = named or self._unproved or self._reason
         why = Refusal(original=original, reason=reason, refuted=bool(self._refuted), path=path)
         return Certificate(certified=False, refusals=(why,), departure=departing)
+
+    def _compared_at_all_sizes(self) -> Certificate:
+        self._settings = self._usual
+        self.points = self._maker.cases(self._settings)
+        return self.compared()
 
     def _few_signs(self) -> bool:
         """Whether a result of a decision in either model was drawn with too few signs to have been seen."""
@@ -334,9 +341,7 @@ class Pair:
             departs = anchors.departs()
         tried_only, drawn = self._one_size() or departs, anchors.drawn() if departs else {}
         if tried_only and self._settings in _BRIEF:
-            self._settings = self._usual
-            self.points = self._maker.cases(self._settings)
-            return self.compared()
+            return self._compared_at_all_sizes()
         if odd := next((name for name, kind in drawn.items() if kind not in SMOOTH.union(CHOOSING)), ""):
             return f"'{odd}' is computed from integers of inputs, and the other model has no such tensor"
         kept = {key: known for runs in self._last for each in runs for key, known in each.kept.items()}
