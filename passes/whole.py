@@ -288,7 +288,7 @@ class Reader:
                 raise LostError.at(node, f"what it adds to the scores {_INFINITE}")
             else:
                 if made.allowed is not None and (found.table[:, ~made.allowed] <= -OMEGA).all():
-                    made = replace(made, allowed=None)  # positions forbid these pairs apart from it
+                    made = replace(made, allowed=None)  # another mask by position forbids these pairs
                 found = replace(found, data=(*found.data, made))
                 forbidden = LOWEST if made.low == -np.inf else made.low * made.share
                 made = np.zeros((1, 1, 1)) if made.allowed is None else np.where(made.allowed, 0.0, forbidden)[None]

@@ -40,8 +40,8 @@ def joint_masks(function: Callable[..., Array], *values: Value) -> Array | None:
     return None if all(each.masks is None for each in values) else function(*map(masks_of, values))
 
 
-def drowned(least: Array) -> Array:
-    """Of which rows all entries have a mask below every score, by their least counts; of none if it is an offset."""
+def fully_masked(least: Array) -> Array:
+    """The rows in which every entry has a mask below all scores, by least count; none if all rows do: an offset."""
     return np.asarray((least >= FAR) & (least.min(initial=FAR) < FAR))
 
 

@@ -11,7 +11,7 @@ from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Unsupported, Value, integers, plain
-from rewriter.evaluate.moves import as_matrix, drowned, masks_of
+from rewriter.evaluate.moves import as_matrix, fully_masked, masks_of
 from rewriter.evaluate.table import Call, operator
 
 # -- reductions
@@ -99,8 +99,8 @@ def _cumulative(call: Call, x: Value, axis: Any) -> Any:
 def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
     """Along the last axis: what is subtracted, the exponentials, and their sum.
 
-    Of entries with masking constants only those with the fewest in the row have a weight; the same one, whatever their
-    scores are, where these numbers are so large that rounding leaves nothing of scores, and not an offset of all rows.
+    Of entries with masking constants, only the ones with the fewest in their row have a weight. In a fully masked row
+    they have the same weight, since rounding leaves nothing of their scores.
     """
     f, entries, masks = call.f, logits.entries, logits.masks
     if masks is None:
@@ -112,7 +112,7 @@ def _exponentials(call: Call, logits: Value) -> tuple[Array, Array, Array]:
         kept, weights = masks <= least, np.zeros_like(entries)
         below = f.sub(entries, anchor)
         f.note_masked(below, masks - least)
-        weights[kept] = f.exp(np.where(drowned(least), 0, below)[kept])
+        weights[kept] = f.exp(np.where(fully_masked(least), 0, below)[kept])
     return anchor, weights, f.total(weights, -1, keepdims=True)
 
 

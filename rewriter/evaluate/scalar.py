@@ -11,7 +11,7 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import FAR, FARTHEST, INFINITE, MANY, UNREACHED, Arithmetic, Field, Unsupported, Value
-from rewriter.evaluate.moves import drowned, joint_masks, masks_of
+from rewriter.evaluate.moves import fully_masked, joint_masks, masks_of
 from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
@@ -34,7 +34,7 @@ def add(call: Call, x: Any, y: Any) -> Any:
         masks = np.where(np.maximum(masks_of(x), masks_of(y)) < FAR, np.minimum(masks, FAR - 1), masks)
     made = (call.f.sub if less else call.f.add)(x.entries, y.entries)
     if less and masks is not None and y.origin == ("max", x):  # as in a softmax that is spelled out
-        made = np.where((masks == 0) & drowned(masks_of(y)), 0, made)
+        made = np.where((masks == 0) & fully_masked(masks_of(y)), 0, made)
     return Value(made, masks, whole=x.whole and y.whole)
 
 

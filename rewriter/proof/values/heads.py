@@ -378,9 +378,8 @@ class _Reader(Kept):
         for factor, number in self._scalars(name, leaves):  # which a weight of the heads may contain
             here |= {key * factor % self.field.p: ex.mul(number, part) for key, part in [*here.items()]}
         other = ex.total(self._terms(layer, spot[layer.axis], here, spot))
-        if (
-            layer.matrix is not None and layer.others is not None
-        ):  # equal tokens that chose the same matrix are as many terms
+        if layer.matrix is not None and layer.others is not None:
+            # Each of several equal tokens that chose the same matrix has added a term.
             shape = self.values[layer.data].shape
             equal = np.logical_and.reduce([each.reshape(shape) == each[place] for each in entries])
             fronts = {aligned(each[:-2], layer.others.shape[:-2]) for each in np.argwhere(equal).tolist()}
