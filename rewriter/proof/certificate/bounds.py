@@ -4,7 +4,7 @@
 of a type, or the end of a domain that is claimed. Between kinks, equality is proved by algebra; what is left is
 searched best first: the cell with the largest upper bound is split, its centre gives a lower bound, and the search ends
 when both are within `SLACK`. Nothing is sampled: a cell [low, high] of pre-activations counts only once it is enclosed
-as a whole, by one of three arithmetics: `Taylor` for smooth pieces, `Intervals` and `Algebra`. Everything is rigorous:
+as a whole, by one of three arithmetics: `Taylor` for smooth pieces, `Lines` and `Algebra`. Everything is rigorous:
 a value that cannot be enclosed raises `Undecided`, never returns a guess.
 """
 
@@ -151,7 +151,7 @@ class _Search:
     def _upper(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """An upper bound on one cell; infinite where no arithmetic encloses it."""
         self.cells += 1
-        for enclosed in (self.by_series, self.by_intervals):
+        for enclosed in (self.by_series, self.by_lines):
             with suppress(Undecided), ctx.workprec(_PRECISION + _bits(piece, low, high)):
                 upper = enclosed(piece, low, high)
                 if math.isfinite(upper):
@@ -171,11 +171,11 @@ class _Search:
             upper = min(upper, _rounded_up(_most(gap / a, wide_gap / wide_a, radius)))
         return upper
 
-    def by_intervals(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
+    def by_lines(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """The same; only at a single number the lower bound may rise. Raises Undecided."""
-        values = evaluate(piece.parts, Intervals(low, high))
-        a, b = values[piece.a], values[piece.b]
-        gap = b[0] - a[1], b[1] - a[0]
+        lines = Lines(low, high)
+        values = evaluate(piece.parts, lines)
+        a, gap = lines.ends(values[piece.a]), lines.ends(lines.sub(values[piece.b], values[piece.a]))
         if low == high:
             self._found(arb.union(*gap), arb.union(*a), low)
         least = arb(0) if a[0] <= 0 <= a[1] else min(abs(a[0]), abs(a[1]))
@@ -192,7 +192,7 @@ class _Search:
     def _measured(self, piece: _Piece, y: fmpq) -> float:
         """An upper bound at a number, which may also raise the lower one; infinite where it is not defined."""
         with suppress(Undecided), ctx.workprec(4 * _PRECISION + _bits(piece, y, y)):
-            return self.by_intervals(piece, y, y)
+            return self.by_lines(piece, y, y)
         self.undefined = y
         return math.inf
 
@@ -247,9 +247,9 @@ def _quotient(size: arb, scale: arb) -> float:
 
 
 def _probes(low: fmpq, high: fmpq) -> Iterator[fmpq]:
-    """Some 500 numbers of a piece: a wrong function is usually refuted by one of them, before any cell is enclosed."""
-    grid = [fmpq(k, 16) for k in range(-160, 161)]
-    powers = [sign * fmpq(2) ** k for k in range(-44, 120, 3) for sign in (1, -1)]
+    """Some 70 numbers of a piece: a wrong function is usually refuted by one of them, before any cell is enclosed."""
+    grid = [fmpq(k, 2) for k in range(-20, 21)]
+    powers = [sign * fmpq(2) ** k for k in range(-44, 120, 12) for sign in (1, -1)]
     yield from (y for y in (*grid, *powers, low, high) if low <= y <= high)
 
 
@@ -277,7 +277,7 @@ class Undecided(Exception):  # noqa: N818 - not an error: a smaller cell may be 
     """An arithmetic cannot enclose a value on this cell."""
 
 
-def evaluate(parts: Sequence[Expression], arithmetic: "Taylor | Intervals | Algebra") -> dict[Expression, Any]:
+def evaluate(parts: Sequence[Expression], arithmetic: "Taylor | Lines | Algebra") -> dict[Expression, Any]:
     """The values of all parts of functions on a piece (`on_piece`), operands first. Raises Undecided."""
     values: dict[Expression, Any] = {}
     operations: Mapping[str, Callable[..., Any]] = {
@@ -333,50 +333,89 @@ class Taylor:
 # -- intervals ------------------------------------------------------------------------------------------------------
 
 Interval = tuple[arb, arb]
+Sloped = tuple[Interval, Interval]
+NONE = arb(0), arb(0)  # no slope, by identity
 
 
-class Intervals:
-    """Two ends. What is positive stays so, however wide, while a ball of 100 % width has no inverse."""
+class Lines:
+    """s y + r for intervals s and r, by their ends: what approaches a line is narrow on a cell of any width.
+
+    What is positive stays so, however wide, while a ball of 100 % width has no inverse.
+    """
 
     def __init__(self, low: fmpq, high: fmpq) -> None:
-        self._cell = low, high
+        self._low, self._single = low, low == high
+        self._y = arb(low).lower(), arb(high).upper()
 
-    def pi(self) -> Interval:
-        return arb.pi().lower(), arb.pi().upper()
+    def ends(self, a: Sloped) -> Interval:
+        """The interval of all values."""
+        slope, rest = a
+        return rest if slope is NONE else _sum(_product(slope, self._y), rest)
 
-    def line(self, line: Line) -> Interval:
-        low, high = sorted(line[0] * end + line[1] for end in self._cell)
-        return arb(low).lower(), arb(high).upper()
+    def pi(self) -> Sloped:
+        return NONE, _around(arb.pi())
 
-    def add(self, a: Interval, b: Interval) -> Interval:
-        return (a[0] + b[0]).lower(), (a[1] + b[1]).upper()
+    def line(self, line: Line) -> Sloped:
+        slope, start = line
+        if self._single or not slope:
+            return NONE, _around(slope * self._low + start)
+        return _around(slope), _around(start)
 
-    def mul(self, a: Interval, b: Interval) -> Interval:
-        products = [x * y for x in a for y in b]
-        return min(each.lower() for each in products), max(each.upper() for each in products)
+    def add(self, a: Sloped, b: Sloped) -> Sloped:
+        slope = a[0] if b[0] is NONE else b[0] if a[0] is NONE else _sum(a[0], b[0])
+        return slope, _sum(a[1], b[1])
 
-    def div(self, a: Interval, b: Interval) -> Interval:
-        if not b[0] > 0 and not b[1] < 0:
+    def sub(self, a: Sloped, b: Sloped) -> Sloped:
+        return self.add(a, self.mul(b, (NONE, (arb(-1), arb(-1)))))
+
+    def mul(self, a: Sloped, b: Sloped) -> Sloped:
+        """Of two with slopes, as intervals."""
+        (slope, rest), (other, factor) = (a, b) if b[0] is NONE else (b, a)
+        if slope is NONE or other is not NONE:
+            return NONE, _product(self.ends(a), self.ends(b))
+        return _product(slope, factor), _product(rest, factor)
+
+    def div(self, a: Sloped, b: Sloped) -> Sloped:
+        low, high = self.ends(b)
+        if not low > 0 and not high < 0:
             raise Undecided
-        return self.mul(a, ((1 / b[1]).lower(), (1 / b[0]).upper()))
+        return self.mul(a, (NONE, ((1 / high).lower(), (1 / low).upper())))
 
-    def function(self, name: str, a: Interval) -> Interval:
-        """A function of a: all of them rise."""
-        rising = {"exp": arb.exp, "erf": arb.erf, "sqrt": arb.sqrt, "softplus": _softplus}[name]
-        low, high = rising(a[0]).lower(), rising(a[1]).upper()
+    def function(self, name: str, a: Sloped) -> Sloped:
+        """A function of a: all of them rise. softplus(a) = a + softplus(-a)."""
+        low, high = self.ends(a)
+        if name == "softplus" and low > 0:
+            return self.add(a, self.function(name, (NONE, (-high, -low))))
+        rising: Callable[[arb], arb] = {"exp": arb.exp, "erf": arb.erf, "sqrt": arb.sqrt, "softplus": _softplus}[name]
+        low, high = rising(low).lower(), rising(high).upper()
         if not low.is_finite() or not high.is_finite():
             raise Undecided
-        return low, high
+        return NONE, (low, high)
 
-    def choose(self, x: Interval, a: Interval, b: Interval) -> Interval:
+    def choose(self, x: Sloped, a: Sloped, b: Sloped) -> Sloped:
         """Both, where the cell has both."""
-        if x[0] >= 0 or x[1] < 0:
-            return a if x[0] >= 0 else b
-        return min(a[0], b[0]), max(a[1], b[1])
+        low, high = self.ends(x)
+        if low >= 0 or high < 0:
+            return a if low >= 0 else b
+        both = *self.ends(a), *self.ends(b)
+        return NONE, (min(both), max(both))
 
 
 def _softplus(x: arb) -> arb:
-    return x + (-x).exp().log1p() if x > 0 else x.exp().log1p()
+    return x.exp().log1p()
+
+
+def _around(number: fmpq | arb) -> Interval:
+    return arb(number).lower(), arb(number).upper()
+
+
+def _sum(a: Interval, b: Interval) -> Interval:
+    return (a[0] + b[0]).lower(), (a[1] + b[1]).upper()
+
+
+def _product(a: Interval, b: Interval) -> Interval:
+    products = [x * y for x in a for y in b]
+    return min(each.lower() for each in products), max(each.upper() for each in products)
 
 
 # -- algebra --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewriter.proof.certificate import bounds
-from rewriter.proof.certificate.bounds import Bound, Intervals, Taylor, Undecided, _Search, bound, evaluate
+from rewriter.proof.certificate.bounds import NONE, Bound, Lines, Taylor, Undecided, _Search, bound, evaluate
 from rewriter.proof.certificate.expressions import (
     HALF,
     ONE,
@@ -170,11 +170,11 @@ def test_conditions_that_are_no_lines() -> None:
     for original, off in ((ZERO, 0.0), (ONE, 1.0)):
         search = _Search(original, where(sub(mul(Y, Y), number("1/3")), ONE, ZERO), fmpq(1))
         piece = search.piece(fmpq(-1), fmpq(1))
-        assert search.by_intervals(piece, fmpq(0), fmpq(1)) >= 1
-        assert search.by_intervals(piece, fmpq(0), fmpq(1, 2)) == pytest.approx(off)
+        assert search.by_lines(piece, fmpq(0), fmpq(1)) >= 1
+        assert search.by_lines(piece, fmpq(0), fmpq(1, 2)) == pytest.approx(off)
     for ends in ((arb(-1), arb(1)), (arb(-1), arb(0)), (arb(0), arb(1))):
         with pytest.raises(Undecided):
-            Intervals(fmpq(-1), fmpq(1)).div((arb(1), arb(1)), ends)
+            Lines(fmpq(-1), fmpq(1)).div((NONE, (arb(1), arb(1))), (NONE, ends))
     assert of(minimum(SILU, ONE), minimum(HEADS, ONE)).bound <= 1e-14
 
 
@@ -334,14 +334,15 @@ def test_a_weight_of_a_wide_ball_encloses_both_ends(lines: list[tuple[float, flo
         assert found.contains(arb(2) ** 2000 / (1 + sum(arb(slope * y + offset).exp() for slope, offset in lines)))
 
 
-def test_a_quotient_of_wide_intervals_stays_positive() -> None:
-    # A ball of 100 % width would reach below 0, and 1 / x be undefined.
-    arithmetic = Intervals(fmpq(1), fmpq(2) ** 100)
-    found = arithmetic.div((arb(1), arb(1)), arithmetic.line(THE_VARIABLE))
-    assert 0 < found[0] <= found[1]
-    assert found[1] >= 1
+def test_intervals_are_narrow_where_balls_are_wide() -> None:
+    arithmetic = Lines(fmpq(1), fmpq(2) ** 100)
+    y = arithmetic.line(THE_VARIABLE)
+    found = arithmetic.ends(arithmetic.div((NONE, (arb(1), arb(1))), y))  # a ball would reach below 0
+    assert 0 < found[0] <= 2.0**-100 < 1 <= found[1]
+    low, high = arithmetic.ends(arithmetic.sub(arithmetic.function("softplus", y), y))
+    assert 0 <= low < 1e-100 < 0.31326 < high < 0.31327  # log(1 + 1/e)
 
 
 def test_what_holds_both_of_two_intervals() -> None:
-    wide, narrow, arithmetic = (arb(-2), arb(3)), (arb(0), arb(1)), Intervals(fmpq(0), fmpq(1))
+    wide, narrow, arithmetic = (NONE, (arb(-2), arb(3))), (NONE, (arb(0), arb(1))), Lines(fmpq(0), fmpq(1))
     assert arithmetic.choose(wide, wide, narrow) == arithmetic.choose(wide, narrow, wide) == wide
