@@ -14,6 +14,7 @@ import numpy as np
 
 from passes.match.identify import Identified
 from passes.programs.program import FACTORED, MARGIN, Arithmetic, Array, BiasToken, Function, Head, Program, grid
+from rewriter.arrays import distinct
 from rewriter.graph.view import LostError
 
 MAX_DEFAULT_ERROR = 1e-5  # over max(1, |f|)
@@ -156,7 +157,7 @@ def _smallest_head(f: Function, reach: float, cuts: list[float], tolerance: floa
     # Evenly spaced points, more at both ends like Chebyshev's, and many more around the cuts.
     far = np.geomspace(1e-6, 1.0, 250) * 2.0 * reach
     rows = [reach * np.cos(np.pi * np.arange(200.5) / 200.0), *(cut + side * far for cut in cuts for side in (-1, 1))]
-    y = np.unique(np.concatenate([np.linspace(-reach, reach, 300), *rows]))
+    y = distinct(np.concatenate([np.linspace(-reach, reach, 300), *rows]))
     y = y[np.abs(y) <= reach]
     target = f(y)
     line = np.polyfit(y, target, 1)
@@ -198,7 +199,7 @@ def _centres(low: float, high: float, cuts: list[float], least: float, keys: int
     """The centres of `keys` keys and of the token itself, `pad` at each end beyond low and high."""
     far = np.geomspace(1e-6, 1.0, 400) * (length := high - low)
     t = np.concatenate([np.linspace(low, high, 400), *(cut + side * far for cut in cuts for side in (-1, 1))])
-    t = np.unique(np.clip(t, low, high))
+    t = distinct(np.clip(t, low, high))
     density = 1.0 / length + sum((0.5 / (np.abs(t - cut) + least * length) for cut in cuts), np.zeros_like(t))
     count = np.append(0.0, np.cumsum((density[1:] + density[:-1]) / 2.0 * np.diff(t)))
     row = np.interp(np.linspace(0.0, count[-1], keys - 2 * pad + 1), count, t)

@@ -32,6 +32,7 @@ from passes.forms.softmax import BIAS_ROWS, LARGEST_PATTERN, POSITION_ROWS, PREF
 from passes.match.linear import routing
 from passes.options import DEFAULT_MAX_TOKENS, WHOLE
 from passes.programs.program import Array, groups_of
+from rewriter.arrays import distinct
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.graph.attention import keys_alone
 from rewriter.graph.constants import Constants, Read, Shapes, Sizes, computed
@@ -339,13 +340,13 @@ class Reader:
         found = Data(term, max((self.sizes(name) for name in term[1] if name), key=len))
         if isinstance(table, str) or len(table) > 1:
             return replace(found, why=str(table)) if static else found
-        forbidden, low = table[0] != 0.0, {*np.unique(table[table != 0.0])}
+        forbidden, low = table[0] != 0.0, {*distinct(table[table != 0.0])}
         # Data may also be positions, as of a static cache.
         for end in (*[2] * _DATA_TRIALS, most, most):
             square = self._square(term, scores, (min(most, _LENGTHS[-1]), 0), partial(rng.integers, 0, end))
             if square is None or (square[..., forbidden[: square.shape[2], : square.shape[3]]] == 0.0).any():
                 return found
-            low.update(np.unique(square[square != 0.0]) if end == 2 else ())
+            low.update(distinct(square[square != 0.0]) if end == 2 else ())
         if len(low) != 1 or not min(low) <= -_MIN_PENALTY:
             return found
         return replace(found, low=float(min(low)), allowed=~forbidden if forbidden.any() else None)

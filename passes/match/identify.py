@@ -12,6 +12,7 @@ import onnx
 
 from passes.programs.activations import ACTIVATIONS, LINEAR, UNNAMED, UNSOLVED, Activation, Values
 from passes.programs.program import Array, Function, Parameters
+from rewriter.arrays import distinct
 from rewriter.graph.constants import Constants, evaluate
 from rewriter.graph.view import GraphView
 
@@ -51,7 +52,7 @@ def in_table(found: Identified | str) -> bool:
 
 
 _TAILS = np.logspace(-8, 6, 281)
-_GRID = np.unique(np.concatenate([np.arange(-2048, 2049) / 128.0, _TAILS, -_TAILS]))
+_GRID = distinct(np.concatenate([np.arange(-2048, 2049) / 128.0, _TAILS, -_TAILS]))
 """Points with a step of 1/128 up to |y| = 16, and logarithmic from 1e-8 to 1e6."""
 
 

@@ -36,6 +36,7 @@ from passes.programs.program import (
     spread,
     spreads,
 )
+from rewriter.arrays import distinct
 from rewriter.evaluate.arithmetic import each, sigmoid, softplus
 
 Values = Callable[[Array, Parameters], Array]
@@ -281,7 +282,7 @@ def _line_error(program: Program, line: Line, domain: float) -> float:
     """The largest |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain; M(g) is the multiple of self in h."""
     reach = min(domain, line.domain)
     g = grid(domain, program)
-    g = np.unique(np.append(g, [place for place in (line.lowest, reach, -reach) if abs(place) <= domain]))
+    g = distinct(np.append(g, [place for place in (line.lowest, reach, -reach) if abs(place) <= domain]))
     multiple, constant = program.mean(g)
     # Beyond its lowest g the line stays where it is.
     stays = g <= line.lowest if line.step > 0.0 else g >= line.lowest

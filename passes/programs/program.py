@@ -25,6 +25,8 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike, NDArray
 
+from rewriter.arrays import distinct
+
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
 Parameters = tuple[float, ...]  # of an activation
@@ -88,7 +90,7 @@ class Head:
         slopes, offsets = np.array(self.logits).T
         with np.errstate(all="ignore"):
             places = -np.subtract.outer(offsets, offsets) / np.subtract.outer(slopes, slopes)
-        return np.unique(places[np.isfinite(places)])
+        return distinct(places[np.isfinite(places)])
 
     def evaluate(self, y: Array, z: Array) -> Array:
         multiple, constant = self.mean(y)
@@ -359,10 +361,10 @@ def grid(domain: float, *programs: Program) -> Array:
     """Points of |y| <= domain where programs are compared: dense near 0 and around every kink, sparse far out."""
     domain = min(domain, _LARGEST_POINT)
     far = np.geomspace(1e-3, 1.0, 600) * domain
-    kinks = np.unique(np.concatenate([np.zeros(1), *(head.crossings for each in programs for head in each.heads)]))
+    kinks = distinct(np.concatenate([np.zeros(1), *(head.crossings for each in programs for head in each.heads)]))
     near = np.multiply.outer(np.maximum(np.abs(kinks), 1e-3), np.geomspace(2.0**-52, 1.0, 160))
     around = np.concatenate([kinks[:, None] - near, kinks[:, None] + near]).ravel()
-    y = np.unique(np.concatenate([np.linspace(-32.0, 32.0, 8193), far, -far, around]))
+    y = distinct(np.concatenate([np.linspace(-32.0, 32.0, 8193), far, -far, around]))
     return np.asarray(y[np.abs(y) <= domain])
 
 

@@ -6,6 +6,7 @@ name must be given as ./NAME.
 
 import ctypes
 import difflib
+import gc
 import io
 import os
 import signal
@@ -38,6 +39,7 @@ COMMANDS = {str(each.name): each for each in (inspect, certify, validate, diff, 
 """Subcommand name to command; the plain command is `convert`."""
 
 _COMPLETE = "_REWRITE_COMPLETE"
+_GC_THRESHOLD = 20_000  # objects; by default 700, and files have tens of thousands
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 2**25), (-1, 2**27)  # options of glibc's `mallopt`, and bytes
 
 
@@ -83,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             buffer = io.BufferedWriter(Forgiving(stream.fileno(), "wb", closefd=False))
             how: dict[str, Any] = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
             setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, **how))
-    sys.exit(run(arguments))
+    status = run(arguments)
+    gc.freeze()  # or the interpreter looks for reference cycles in everything before it exits
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -97,6 +101,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with suppress(AttributeError):  # glibc uses freed memory again, whose pages the system need not clear
             for threshold in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
                 ctypes.CDLL(None).mallopt(*threshold)
+        gc.set_threshold(_GC_THRESHOLD)
         name = "rewrite" if command is convert else f"rewrite {command.name}"
         result: Any = command.main(rest, prog_name=name, standalone_mode=False)
         sys.stdout.flush()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array, grouped
+from rewriter.arrays import Array, distinct, grouped
 from rewriter.errors import ModelError
 from rewriter.evaluate import moves, products, quantised, reductions  # noqa: F401 - their rows
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, content, is_float, multiply, unchanging
@@ -395,7 +395,7 @@ class Evaluator:
     def _note_choice(self, call: Call, name: str, kind: str, a: Array, b: Array, made: Array) -> None:
         if not call.decided and ((a < 0).all() or (b < 0).all()):
             return  # no size is negative
-        apart = np.unique(np.subtract(a, b, dtype=np.float64))
+        apart = distinct(np.subtract(a, b, dtype=np.float64))
         turned = -apart[::-1]
         order = (apart.tolist() > turned.tolist()) - (apart.tolist() < turned.tolist())
         # Equal numbers do not tell which one Max or Min takes.

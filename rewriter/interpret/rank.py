@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from passes.match.projections import Projection
-from rewriter.arrays import Array, grouped, largest_places
+from rewriter.arrays import Array, distinct, grouped, largest_places
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import TokenText, tokens_as_text
@@ -221,7 +221,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
             for kind in reader.kinds:
                 reads[kind].add(rows[part][likely], block, columns[read], least)
             if not every_head:
-                largest = np.unique(np.append(largest, block[block > least]))[-top:]
+                largest = distinct(np.append(largest, block[block > least]))[-top:]
                 least = float(largest[0]) - _ROUNDING if len(largest) == top else 0.0
     width = next((each.shape[-1] for each in outputs), 1)
     return Compositions(tuple(names), reads, float(width**-0.5))

@@ -28,7 +28,7 @@ from passes.match.projections import Projection, ProjectionReader, Projections
 from passes.options import ALREADY, Options
 from passes.plan import Plan, with_operators
 from passes.programs.program import Group, Program, groups_of
-from rewriter.arrays import Array, grouped
+from rewriter.arrays import Array, distinct, grouped
 from rewriter.evaluate.scalar import NONLINEAR
 from rewriter.graph.attention import definition, keys_alone
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
@@ -120,7 +120,7 @@ def heads_in(tracer: Tracer, tensor: str, shape: Callable[[Array], Array]) -> He
     count = int(np.argmin([*(rows == rows[0]).all(axis=1), False]))
     own_rows = rows[::count].repeat(count, axis=0)[: len(rows), :, None]
     expected = own_rows * width + np.resize(columns[:count], columns.shape)[:, None]
-    if len(rows) % count or len(np.unique(rows)) * count != rows.size or (index != expected).any():
+    if len(rows) % count or len(distinct(rows)) * count != rows.size or (index != expected).any():
         raise LostError("its heads do not consist of columns", where)
     factor, added = _single_factor(traced, where), traced.added[:count, 0]
     if (traced.added != np.resize(added, (len(rows), 1, added.shape[1]))).any():
@@ -260,7 +260,7 @@ def _between(
         query=query,
         key=key,
         value=value,
-        groups=len(key.columns) // len(np.unique(key.columns[:, 0])),
+        groups=len(key.columns) // len(distinct(key.columns[:, 0])),
         scale=factor * query.factor * key.factor,
         output=output,
         channels=rows_of_output(tracer.trace(output.data, z), shape, len(query.columns), where),

@@ -4,14 +4,14 @@ import math
 from collections import defaultdict
 from collections.abc import Container, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
 from typing import Any
 
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Noted, Value, content, distinct, ends, is_float
+from rewriter.arrays import Array, distinct
+from rewriter.evaluate.arithmetic import Field, Noted, Value, content, ends, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.evaluate.moves import REARRANGED
 from rewriter.evaluate.table import ELEMENTWISE, MOVES, OPERATORS, TABLES, Call
@@ -176,8 +176,8 @@ class Signs:
                 [axis for axis, sizes in enumerate(zip(*each, strict=False)) if len(set(sizes)) > 1] for each in shapes
             ]
         for name in alike[0] if len(alike) > 1 else ():
-            taken = [np.concatenate([np.arange(0), *each[name].signed]) for each in alike if name in each]
-            if len(taken) == len(alike) and reduce(np.intersect1d, taken).size:  # what is the same is constant
+            taken = [{x for part in each[name].signed for x in part.tolist()} for each in alike if name in each]
+            if len(taken) == len(alike) and set.intersection(*taken):  # what is the same is constant
                 self._constant.add(name)
         for run, taken_there in zip(runs, signs, strict=True):
             for name, noted in taken_there.items():
