@@ -156,6 +156,10 @@ class Program:
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         return self._once(attributes, node)
 
+    def reads(self, node: onnx.NodeProto) -> list[str]:
+        """The tensors that a node reads, those that its bodies capture included."""
+        return self._once(reads, node)
+
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
         """The nodes of a graph except constants, each with the tensors that no later node reads."""
         return self._once(_nodes, graph)
@@ -238,8 +242,9 @@ class Evaluator:
     # -- walking
     def run(self) -> dict[str, Any]:
         """The outputs, by name. Raises Unsupported."""
-        for _ in self.steps():
-            pass
+        with np.errstate(all="ignore"):
+            for _ in self.steps():
+                pass
         return self.outputs()
 
     def outputs(self) -> dict[str, Any]:
@@ -264,8 +269,7 @@ class Evaluator:
             if self.needed is not None and self.needed.isdisjoint(node.output):
                 continue
             yield node
-            with np.errstate(all="ignore"):
-                self.node(node, self.environment)
+            self.node(node, self.environment)
             for name in dead:
                 self.environment.pop(name, None)
 
@@ -290,7 +294,7 @@ class Evaluator:
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate one node. Raises Unsupported, with the node."""
-        names, kind = reads(node), node.op_type  # of bodies, too
+        names, kind = self.program.reads(node), node.op_type
         decided = kind not in SIZES and not self.decided.isdisjoint(names)
         fixed = environment is self.environment and self.fixed.issuperset(names)  # not in a body
         call = Call(node, kind, self.program.attributes(node), self, decided)
@@ -580,6 +584,7 @@ class Evaluator:
         """Called with each node before it is computed; a subclass may replace tables that are read in part."""
 
 
+@np.errstate(all="ignore")
 def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
     """Run evaluations of one program in lockstep; returns why each failed, empty if it did not."""
     failed = ["" for _ in evaluators]

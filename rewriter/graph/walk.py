@@ -29,8 +29,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 def subgraphs(node: onnx.NodeProto) -> list[tuple[str, onnx.GraphProto]]:
     """The graphs in the attributes of a node (If, Loop, Scan), with the attribute's name; its type is ignored."""
-    holding = (each for each in node.attribute if each.HasField("g") or each.graphs)
-    return [named for attribute in holding for named in _graphs(attribute)]
+    return [named for each in node.attribute if each.HasField("g") or each.graphs for named in _graphs(each)]
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from flint import Ordering, arb, arb_series, ctx, fmpq, fmpq_mpoly_ctx
@@ -162,9 +162,12 @@ class _Search:
         """An upper bound on one cell, whose centre may raise the lower one. Raises Undecided."""
         middle, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
         balls = middle, arb(middle.mid(), radius + middle.rad())
-        centre, cell = (evaluate(piece.parts, Taylor(each)) for each in balls)
-        a, wide_a = centre[piece.a], cell[piece.a]
-        gap, wide_gap = centre[piece.b] - a, cell[piece.b] - wide_a
+        cell = evaluate(piece.parts, Taylor(balls[1]))
+        wide_a, wide_gap = cell[piece.a], cell[piece.b] - cell[piece.a]
+        if not abs(wide_gap[_ORDER]) * radius**_ORDER < arb(1).max(abs(wide_a[0]).upper()):
+            return math.inf  # whatever the series around the centre is
+        centre = evaluate(piece.parts, Taylor(balls[0]))
+        a, gap = centre[piece.a], centre[piece.b] - centre[piece.a]
         self._found(gap[0], a[0], (low + high) / 2)
         upper = _quotient(_most(gap, wide_gap, radius), abs(wide_a[0]).lower())
         if upper > self.lower and abs(wide_a[0]) > 1:  # so that it is nowhere 0
@@ -286,9 +289,10 @@ def evaluate(parts: Sequence[Expression], arithmetic: "Taylor | Lines | Algebra"
     for part in parts:
         if isinstance(part.value, tuple):
             values[part] = arithmetic.line(part.value)
+        elif part.operator in operations:
+            values[part] = operations[part.operator](*[values[each] for each in part.operands])
         else:
-            operation: Callable[..., Any] = operations.get(part.operator, partial(arithmetic.function, part.operator))
-            values[part] = operation(*(values[each] for each in part.operands))
+            values[part] = arithmetic.function(part.operator, values[part.operands[0]])
     return values
 
 
