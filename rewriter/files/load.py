@@ -491,8 +491,8 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
 def _schema(node: onnx.NodeProto, opset: int) -> Any:
     """The schema of an operator; None (after the checks here) if onnx has none for the opset."""
     domain = key_of(node)[0]
-    if not domain and 0 < opset <= onnx.defs.onnx_opset_version() and onnx.defs.has(node.op_type, opset):
-        return onnx.defs.get_schema(node.op_type, opset)
+    if not domain and (found := _of_opset(node.op_type, opset)) is not None:
+        return found
     least = _operators().get((domain, node.op_type)) if domain == "com.microsoft" else None
     if not domain and onnx.defs.has(node.op_type):
         # onnx knows neither the operator sets of the future nor operators that onnxruntime added to older ones,
@@ -503,6 +503,12 @@ def _schema(node: onnx.NodeProto, opset: int) -> Any:
         fault = few if len(node.input) < least else "has no output"
         raise malformed(f"{_title(node)} {fault}")
     return None
+
+
+@cache
+def _of_opset(name: str, opset: int) -> Any:
+    known = 0 < opset <= onnx.defs.onnx_opset_version() and onnx.defs.has(name, opset)
+    return onnx.defs.get_schema(name, opset) if known else None
 
 
 def overridden(function: onnx.FunctionProto) -> bool:

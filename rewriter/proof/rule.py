@@ -14,6 +14,7 @@ same; integers and booleans may differ only as often as noise changes them.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import ml_dtypes
 import numpy as np
@@ -98,7 +99,7 @@ def compared(
         eps = float(ml_dtypes.finfo(a.dtype).eps)
         moved[number] = max([eps, *(relative_error(a, other[number], sizes[number]) for other in others)])
     # A case of few entries may round less by chance: it is granted the median of all cases.
-    usual, found = float(np.median([*moved.values()])), dict[int, Judgement]()
+    usual, found = median(moved.values()), dict[int, Judgement]()
     for number, pair in pairs.items():
         rounding = max(moved[number], usual)
         found[number] = Judgement(name, relative_error(*pair, sizes[number]), rounding, FACTOR * rounding, max_abs=gap)
