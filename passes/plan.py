@@ -77,8 +77,7 @@ class Plan:
     @property
     def undetermined(self) -> tuple[Block, ...]:
         """Blocks that are left because the range of their pre-activations is unknown."""
-        left = (entry for entry in self.left if entry.miss.kind == "domain")
-        return tuple(entry.block for entry in left if entry.block is not None)
+        return tuple(each.block for each in self.left if each.block is not None and each.miss.kind == "domain")
 
 
 def make_plan(model: onnx.ModelProto, options: Options, read: Read = small) -> Plan:
@@ -131,9 +130,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
     for view in plan.views:
         if parts := [made for path, made in placed if path == view.path]:
             splice(result, view, parts)
-    if not conversions:
-        return result
-    return with_record(result, [*plan.recognised.blocks, *conversions], plan.options)
+    return with_record(result, [*plan.recognised.blocks, *conversions], plan.options) if conversions else result
 
 
 def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, recognised: Recognised) -> Plan:

@@ -386,8 +386,7 @@ class Dataflow:
         for place, (name, fact) in enumerate(zip(data, facts, strict=True)):
             if fact.ends:  # a quantised tensor is a leaf of the next activation: the rounding between the two stays
                 self.parts.add(fact.ends)
-                operators = self.operators_of(self.facts[fact.ends].leaves)
-                facts[place] = self.values[name] = Fact((name,), operators)
+                facts[place] = self.values[name] = Fact((name,), self.operators_of(self.facts[fact.ends].leaves))
         facts = self._values_of_gates(node, data, facts)
         leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
         nonlinear = any(fact.nonlinear for fact in facts) or not affine
@@ -520,8 +519,7 @@ class Finder:
         if miss is not None or isinstance(identified, str):
             shown = "" if isinstance(identified, str) else identified.label
             return replace(self._left(miss or Miss("", ""), first, sinks, region.nodes), activation=shown)
-        name = self._namer.name(self._view, first, sinks, region.nodes)
-        block = self._block(name, region, sinks, identified)
+        block = self._block(self._namer.name(self._view, first, sinks, region.nodes), region, sinks, identified)
         return self._without_product(block) if self._product and identified.gated else block
 
     def _block(self, name: str, region: ActivationRegion, sinks: Operators, identified: Identified) -> Block:
@@ -561,8 +559,7 @@ class Finder:
         identified = self._identify(region := self._flow.region(ends.pop(), (block.gate,)))
         if isinstance(identified, str):
             return Left.of(block, Miss(identified, region.output))
-        alone = self._block(block.name, region, (), identified)
-        return replace(alone, channels=block.neurons, product=True)
+        return replace(self._block(block.name, region, (), identified), channels=block.neurons, product=True)
 
     def _obstacle(self, output: str, first: Operators, sinks: Operators, identified: Identified | str) -> Miss | None:
         # A residual fused into a Gemm is harmless in a second operator, not in a first one.
