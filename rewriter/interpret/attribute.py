@@ -144,8 +144,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     weight, bias = affine.weight([number]), affine.bias()[[number]]
     written = Written(run.stages(place), run.beginning, None)
     norm, names = run.frozen(named.name, named.query.data), (f"{named.name}.b_in", f"{named.name}.ln.b")
-    terms = written.read(place, t, norm, weight, bias, names)
-    rows, table = listed(run.index, named.name, terms)
+    rows, table = listed(run.index, named.name, written.read(place, t, norm, weight, bias, names))
     return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), table, run.words)
 
 
@@ -346,8 +345,7 @@ class FrozenRun:
         self.words = next(iter(self.given.spelled), ())
         self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, index.writes, self._output)
-        stages = enumerate(self.chain.stages)
-        self.places = {named.name: place for place, stage in stages for named in stage.sublayers}
+        self.places = {named.name: place for place, stage in enumerate(self.chain.stages) for named in stage.sublayers}
         self.attention = {each.name: each for each in index.attention if each.name in self.places}
         self.hooks = hooks_of(index)
         self.values = dict[str, Array]()
@@ -478,9 +476,6 @@ class FrozenRun:
         def weight(part: str) -> Array:
             return self.index[f"{own.name}.{part}"]
 
-        def rows() -> Array:
-            return weight("W_O").reshape(own.channels.size, -1)
-
         pattern, value = hooked["pattern"], hooked["v"]
         # New keys are the last ones; in an empty cache of fixed size the first.
         count, keys = len(value), pattern.shape[-1]
@@ -489,7 +484,8 @@ class FrozenRun:
         if places is None:
             what = f"{own.name} attends to tokens of a cache, whose parts are not known"
             raise UsageError(f"{what}; give it an empty one")
-        of_step = None if own.cross else frozen, hooked["z"], weight("b_O"), rows
+        sizes = own.channels.size, -1
+        of_step = None if own.cross else frozen, hooked["z"], weight("b_O"), lambda: weight("W_O").reshape(sizes)
         return AttentionStep(*of_step, pattern[..., places], value, weight("b_V"), partial(weight, "W_V"), after=after)
 
     def freeze(self, norm: Norm | None, before: str, where: str) -> FrozenNorm:
@@ -553,8 +549,7 @@ class ScoreTerms:
         def side(kind: str, token: int) -> tuple[tuple[str, ...], Mapping[int, Array]]:
             at = "HQK".index(kind)
             heads = sorted({place[0] for place in places if place[at] == token})
-            terms = self.side(written, kind, token, heads)
-            words, table = listed(self.run.index, self._name, terms)
+            words, table = listed(self.run.index, self._name, self.side(written, kind, token, heads))
             return words, dict(zip(heads, table.swapaxes(0, 1), strict=True))
 
         def why(head: int, query: int, key: int) -> Why:

@@ -389,9 +389,8 @@ def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Sublayer, list[in
     """The sublayers with chosen heads, in order, each with their numbers. Raises UsageError."""
     if not names:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
-    known = {head for each in index.sublayers for head in each.members}
     told = ", ".join(f"{each.members[0]} to {each.members[-1]}" for each in index.sublayers[:4])
-    found = matching(names, known, "head", told or "none")
+    found = matching(names, {head for each in index.sublayers for head in each.members}, "head", told or "none")
     every = ((each, [n for n, head in enumerate(each.members) if head in found]) for each in index.sublayers)
     return [(each, numbers) for each, numbers in every if numbers]
 

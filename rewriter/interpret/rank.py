@@ -223,8 +223,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
             if not every_head:
                 largest = distinct(np.append(largest, block[block > least]))[-top:]
                 least = float(largest[0]) - _ROUNDING if len(largest) == top else 0.0
-    width = next((each.shape[-1] for each in outputs), 1)
-    return Compositions(tuple(names), reads, float(width**-0.5))
+    return Compositions(tuple(names), reads, float(next((each.shape[-1] for each in outputs), 1) ** -0.5))
 
 
 def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:

@@ -295,8 +295,7 @@ def ids_input(maker: Maker, given: str) -> InputSpec:
         raise UsageError(f"{given} does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
     found = [spec for spec in maker.specs if spec.role is Role.IDS]
     if len(found) != 1:
-        what = f"{given} fills one input of token ids, and there are {len(found)}"
-        raise UsageError(f"{what}: give all inputs as arrays")
+        raise UsageError(f"{given} fills one input of token ids, and there are {len(found)}: give all inputs as arrays")
     return found[0]
 
 

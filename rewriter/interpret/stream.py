@@ -158,8 +158,7 @@ def chain_to(view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str,
         node = view.made_by(tensor)
         where = label(node) if node is not None else tensor
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
-    stages = _stages(view, sublayers, added, norm.output, output)
-    return Chain(stages, norm, unembedding, logits, token, factor)
+    return Chain(_stages(view, sublayers, added, norm.output, output), norm, unembedding, logits, token, factor)
 
 
 def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:
