@@ -244,8 +244,7 @@ def held_by(conversion: Conversion, accuracy: float | None, narrowest: float = 0
     """What the heads of a block are held to, on a domain of at least `narrowest`."""
     block, domain = conversion.block, conversion.program.domain
     leaves = tuple(dict.fromkeys((block.gate, block.value)))
-    known = domain if narrowest <= domain < inf else None
-    return Claimed(conversion.max_error, known, leaves, accuracy or 0.0)
+    return Claimed(conversion.max_error, domain if narrowest <= domain < inf else None, leaves, accuracy or 0.0)
 
 
 def longest_of(conversions: Iterable[Conversion]) -> int | None:

@@ -173,8 +173,7 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
 
 
 def _places(role: Role, rank: int) -> tuple[Kind, ...]:
-    kinds = _AXES.get(role, {}).get(rank, (Kind.BATCH,))
-    return (*kinds, *(Kind.ONE,) * rank)[:rank]
+    return (*_AXES.get(role, {}).get(rank, (Kind.BATCH,)), *(Kind.ONE,) * rank)[:rank]
 
 
 # -- requirements of operators ---------------------------------------------------------------------------------------
@@ -549,8 +548,7 @@ class Maker:
                 for row, text in self._texts(shape, number) if words or spec.role is Role.TOKEN_TYPES else ():
                     made[row] = np.resize(text, past + shape[-1])[past:] if words else 0
             case Role.GRID:
-                images = math.prod(shape[:-1])
-                made = _grid(kinds[Kind.PATCHES] // (images if self._packed else 1), shape[-1])
+                made = _grid(kinds[Kind.PATCHES] // (math.prod(shape[:-1]) if self._packed else 1), shape[-1])
             case Role.BRANCH:
                 made = setting[-1] > 0
             case Role.FLAG:
@@ -629,8 +627,7 @@ def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
         if name not in known:
             listed = ", ".join(quoted(each) for each in known if each not in defaults)
             raise UsageError(f"{told}: the model has no input {quoted(name)}; its inputs are {listed}")
-        fitted = _fitted(f"{told}: input {quoted(name)}", np.asarray(array), known[name])
-        cases.setdefault(case, {})[name] = fitted
+        cases.setdefault(case, {})[name] = _fitted(f"{told}: input {quoted(name)}", np.asarray(array), known[name])
     if not cases:
         raise UsageError(f"{told}: there are no arrays")
     for case, feeds in cases.items():
