@@ -228,8 +228,7 @@ class Reader:
         """A core with its scores for positions up to `longest`. Raises LostError if W_QK cannot hold them."""
         product, steps = self.view.nodes[core.product], [*core.before]
         fixed = {-2, -1}.difference(self.tokens(product.output[0]))
-        count = max((self.sizes(product.output[0])[axis] or 0 for axis in fixed), default=0)
-        if count > longest:
+        if (count := max((self.sizes(product.output[0])[axis] or 0 for axis in fixed), default=0)) > longest:
             raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {longest} to {count}")
         caps = [place for place, (index, _) in enumerate(steps) if self.view.nodes[index].op_type == "Tanh"]
         end = caps[-1] + 1 if caps else 0

@@ -334,8 +334,7 @@ def neuron_scores(bias_tokens: int) -> str:
 
 def with_projections(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices; by reference where they are not. Raises LostError if the opset is too old."""
-    opset = view.opsets.get("", 1)
-    if opset < SMALLEST_OPSET:
+    if (opset := view.opsets.get("", 1)) < SMALLEST_OPSET:
         what = f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}"
         raise LostError(f"{what}; convert the model to a newer opset first, or use form local", conversion.block.output)
     try:
@@ -358,8 +357,7 @@ def prepare_rows(view: GraphView, conversion: Conversion) -> Conversion:
     if fixed > limit:
         raise LostError(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
     slots = limit + prepared.program.bias_tokens
-    size = slots * slots * np.dtype(prepared.dtype).itemsize
-    if size > LARGEST_PATTERN:
+    if (size := slots * slots * np.dtype(prepared.dtype).itemsize) > LARGEST_PATTERN:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
         raise LostError(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
     return replace(prepared, options=replace(prepared.options, max_tokens=limit), fixed=fixed > 0)

@@ -308,8 +308,7 @@ class _Builder:
 
     def _positions(self, *tables: str, sink: str = "") -> Iterator[tuple[str, HeadTensor]]:
         """W_QK between positions, in form `whole`: one for all heads, or one for each; a sink is the first column."""
-        shape = self._constants.shape(tables[0]) if tables[0] in self._constants else None
-        if shape is not None:
+        if (shape := self._constants.shape(tables[0]) if tables[0] in self._constants else None) is not None:
             heads = (self._constants.shape(sink) or (1,))[0] if sink else 1
             joined = max(len(tables) * prod(shape[:-2]), heads), *shape[-2:]
 

@@ -444,8 +444,7 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
         many = "several tables of embeddings begin the stream"
         raise UsageError(many if found else "no table of embeddings is read at token ids")
     (table,) = found
-    shape = view.sizes_of(table)
-    if shape is None or len(shape) != 2 or shape[1] != width:
+    if (shape := view.sizes_of(table)) is None or len(shape) != 2 or shape[1] != width:
         raise UsageError(f"the embeddings have shape {list(shape or ())}, and the stream has {width} channels")
     return str(table)
 

@@ -318,6 +318,5 @@ def batch_of(index: HeadIndex, ids: Array, further: Mapping[str, Array]) -> Case
 def _ids(specs: Sequence[InputSpec], feeds: Mapping[str, Array]) -> Iterator[tuple[int, ...]]:
     """The token ids of the first sequence in each input that has ids."""
     for spec in specs:
-        array = feeds.get(spec.name)
-        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.size:
+        if spec.role is Role.IDS and (array := feeds.get(spec.name)) is not None and array.ndim > 1 and array.size:
             yield tuple(int(number) for number in array.reshape(-1, array.shape[-1])[0])

@@ -339,8 +339,7 @@ def compared(found: Comparison, *, verbose: bool = False) -> Parts:
     """A comparison, without its verdict and problems."""
     if found.files is not None:
         yield from _files(found.files, verbose=verbose)
-    proof = found.proof
-    if proof is not None:
+    if (proof := found.proof) is not None:
         if verbose:
             yield region_table(proof.certificate), ""
         if proof.providers:
