@@ -297,8 +297,7 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     # The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), where x is not the result of a mean.
     node = view.made_by(view.before(data))
     names = list(node.input) if node is not None else []
-    makers = [view.made_by(name) for name in names]
-    centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
+    centred = [maker.input[0] for maker in map(view.made_by, names) if maker is not None and maker.op_type == "Sub"]
     normalised = next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")
     return Norm(tensor, scale, bias, normalised)
 
