@@ -217,9 +217,8 @@ def lower(
     """
     # Functions that contain a linear operator or an activation, or call such a function.
     known = (*ONNX_DOMAINS, MICROSOFT)
-    functions = sorted(
-        functions_with(model, lambda each: each.op_type in _PARTS_OF_BLOCKS and each.domain in known, whole)
-    )
+    found = functions_with(model, lambda each: each.op_type in _PARTS_OF_BLOCKS and each.domain in known, whole)
+    functions = sorted(found)
     try:
         model = inlined(model, functions) if functions else model
     except RuntimeError:  # onnx refuses functions of another operator set, whose nodes would get another meaning
@@ -382,8 +381,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
             raise PlanError(f"{where} has {len(value)} entries, not {len(kinds)}")
         return tuple(_parsed(kinds[at], item, f"{where}[{at}]") for at, item in enumerate(value))
     if isinstance(kind, type) and is_dataclass(kind):
-        missing = [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]
-        if missing:
+        if missing := [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]:
             raise PlanError(f"{where} has no '{missing[0]}'")
         hints = _hints_of(kind)
         given = {name: _parsed(hints[name], each, f"{where}.{name}") for name, each in value.items() if name in hints}

@@ -52,8 +52,7 @@ _UNEXPANDABLE = {  # operators with MLPs or activations inside, which this pass 
 
 def _why_not_expanded(view: GraphView, node: onnx.NodeProto) -> str:
     """Why the activation inside an operator is not converted; empty without a known one."""
-    apart = plain_experts(node, view.initializers, view.opsets.get("", 1))
-    if apart is not None:
+    if (apart := plain_experts(node, view.initializers, view.opsets.get("", 1))) is not None:
         why = f", and {apart}" if isinstance(apart, str) else "; --lower-experts takes them apart"
         return f"{_EXPERTS}{why}"
     named = attributes(node).get("activation") not in (None, 0, b"", b"none") and key_of(node) not in LINEAR_OPERATORS
@@ -484,9 +483,8 @@ class Finder:
                 if not made.intersection(region.nodes):
                     found.append(self._candidate(output, region, sinks))
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
-        for leaf, miss in flow.near_misses.items():
-            if not made.intersection(view.consumers.get(leaf, ())):
-                found.append(self._left(miss, first=flow.leaf(leaf).operators))
+        near = [each for each in flow.near_misses.items() if not made.intersection(view.consumers.get(each[0], ()))]
+        found += [self._left(miss, first=flow.leaf(leaf).operators) for leaf, miss in near]
         found += [self._stray(index, sink) for index, sink in flow.reached.items() if index not in made]
         for index, node in enumerate(view.nodes):
             if reason := _why_not_expanded(view, node):
@@ -515,8 +513,7 @@ class Finder:
             shorter = self._flow.behind_affine(shorter)
         region = shorter or region
         first, identified = self._flow.operators_of(region.leaves), self._identify(region)
-        miss = self._obstacle(output, first, sinks, identified)
-        if miss is not None or isinstance(identified, str):
+        if (miss := self._obstacle(output, first, sinks, identified)) is not None or isinstance(identified, str):
             shown = "" if isinstance(identified, str) else identified.label
             return replace(self._left(miss or Miss("", ""), first, sinks, region.nodes), activation=shown)
         block = self._block(self._namer.name(self._view, first, sinks, region.nodes), region, sinks, identified)
