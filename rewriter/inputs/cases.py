@@ -131,8 +131,7 @@ def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
 
 def _spec(value: onnx.ValueInfoProto, rank: int | None) -> InputSpec:
     name = quoted(value.name)
-    kind = value.type.WhichOneof("value")
-    if kind != "tensor_type":
+    if (kind := value.type.WhichOneof("value")) != "tensor_type":
         what = (kind or "unknown type").removesuffix("_type").replace("_", " ")
         raise UsageError(f"input {name} is not a tensor ({what}): models with such inputs cannot be validated")
     tensor = value.type.tensor_type
@@ -287,8 +286,7 @@ class Inputs:
             return
         rank = len(cache.shape)
         axis = integer_of(node, "axis", -2) % rank if start is not None else cache.kinds.index(Kind.PAST)
-        capacity = cache.shape[axis]
-        if isinstance(capacity, int):
+        if isinstance(capacity := cache.shape[axis], int):
             self.longest = min(capacity, self.longest)
         kinds = [Kind.BATCH, *(Kind.ONE,) * (rank - 1)]
         cache.role, cache.kinds = Role.STATE, tuple(Kind.TOTAL if each == axis else kinds[each] for each in range(rank))
@@ -503,8 +501,7 @@ class Maker:
         """One case; the number varies the values."""
         shapes, kinds = self.sizes(setting)
         parts = [f"{name} {kinds[kind]}" for kind, name in _NAMED.items() if kind in self.varied]
-        if self.branches:
-            parts.append("cache branch on" if setting[-1] else "cache branch off")
+        parts += [f"cache branch {'on' if setting[-1] else 'off'}"] * self.branches
         if any([*self._texts(shapes[name], number)] for name in self._worded):
             parts.append("text")
         for name, shape in shapes.items():
