@@ -1,6 +1,6 @@
 """The conversion of one block: its program, arithmetic and form, or why there is none; and the builder of its nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -160,6 +160,10 @@ BLOCK_KEY = f"{DOMAIN}.block"  # metadata key of a node's block
 LARGEST_FLOAT32_QUERY = 2.0**60  # queries are clipped: beyond it every weight is 0 or 1
 
 
+def _of_two(operator: str) -> Callable[["Builder", Tensor, Tensor, str], Variable]:
+    return lambda b, x, y, name: b.node(operator, [x, y], name)
+
+
 class Builder(Fragment):
     """A fragment whose numbers have the type `compute_type`; the members `wanted` of `EXPOSED` become outputs."""
 
@@ -209,17 +213,7 @@ class Builder(Fragment):
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
         return self.cast(self.tensor(tensor), elem_type, name)
 
-    def add(self, x: Tensor, y: Tensor, name: str) -> Variable:
-        return self.node("Add", [x, y], name)
-
-    def sub(self, x: Tensor, y: Tensor, name: str) -> Variable:
-        return self.node("Sub", [x, y], name)
-
-    def mul(self, x: Tensor, y: Tensor, name: str) -> Variable:
-        return self.node("Mul", [x, y], name)
-
-    def div(self, x: Tensor, y: Tensor, name: str) -> Variable:
-        return self.node("Div", [x, y], name)
+    add, sub, mul, div = map(_of_two, ("Add", "Sub", "Mul", "Div"))
 
     def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
         same = elem_type == self.compute_type

@@ -74,8 +74,7 @@ def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed
     """
     y = np.linspace(-reach, reach, 20_001)
     values = f(y)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if wrong.size:
+    if (wrong := np.flatnonzero(~np.isfinite(values))).size:
         raise LostError(f"it is not finite at y = {y[wrong[0]]:.6g}; give --option domain=R without such points", name)
     # Kinks of the slope first: once their ramps are subtracted, second derivatives are finite and can be searched.
     corners = find_kinks(f, reach)

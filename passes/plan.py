@@ -77,8 +77,7 @@ class Plan:
     @property
     def undetermined(self) -> tuple[Block, ...]:
         """Blocks that are left because the range of their pre-activations is unknown."""
-        left = (entry for entry in self.left if entry.miss.kind == "domain")
-        return tuple(entry.block for entry in left if entry.block is not None)
+        return tuple(each.block for each in self.left if each.block is not None and each.miss.kind == "domain")
 
 
 def make_plan(model: onnx.ModelProto, options: Options, read: Read = small) -> Plan:
@@ -131,9 +130,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
     for view in plan.views:
         if parts := [made for path, made in placed if path == view.path]:
             splice(result, view, parts)
-    if not conversions:
-        return result
-    return with_record(result, [*plan.recognised.blocks, *conversions], plan.options)
+    return with_record(result, [*plan.recognised.blocks, *conversions], plan.options) if conversions else result
 
 
 def _plan(model: onnx.ModelProto, functions: Sequence[str], chosen: Options, recognised: Recognised) -> Plan:
@@ -220,9 +217,8 @@ def lower(
     """
     # Functions that contain a linear operator or an activation, or call such a function.
     known = (*ONNX_DOMAINS, MICROSOFT)
-    functions = sorted(
-        functions_with(model, lambda each: each.op_type in _PARTS_OF_BLOCKS and each.domain in known, whole)
-    )
+    found = functions_with(model, lambda each: each.op_type in _PARTS_OF_BLOCKS and each.domain in known, whole)
+    functions = sorted(found)
     try:
         model = inlined(model, functions) if functions else model
     except RuntimeError:  # onnx refuses functions of another operator set, whose nodes would get another meaning
@@ -385,8 +381,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
             raise PlanError(f"{where} has {len(value)} entries, not {len(kinds)}")
         return tuple(_parsed(kinds[at], item, f"{where}[{at}]") for at, item in enumerate(value))
     if isinstance(kind, type) and is_dataclass(kind):
-        missing = [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]
-        if missing:
+        if missing := [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]:
             raise PlanError(f"{where} has no '{missing[0]}'")
         hints = _hints_of(kind)
         given = {name: _parsed(hints[name], each, f"{where}.{name}") for name, each in value.items() if name in hints}

@@ -222,15 +222,13 @@ class Reader:
         sides = [self.sizes(name) for name in product.input]
         if any(None in sizes or len(sizes) < 3 for sizes in sides):
             raise LostError.at(product, "its queries and keys are not [batch, heads, tokens, d_head]")
-        count = max(sides[0][-2] or 0, sides[1][-1] or 0)
-        return None if self.tokens(product.output[0]) else count
+        return None if self.tokens(product.output[0]) else max(sides[0][-2] or 0, sides[1][-1] or 0)
 
     def scores(self, core: Core, longest: int) -> Core:
         """A core with its scores for positions up to `longest`. Raises LostError if W_QK cannot hold them."""
         product, steps = self.view.nodes[core.product], [*core.before]
         fixed = {-2, -1}.difference(self.tokens(product.output[0]))
-        count = max((self.sizes(product.output[0])[axis] or 0 for axis in fixed), default=0)
-        if count > longest:
+        if (count := max((self.sizes(product.output[0])[axis] or 0 for axis in fixed), default=0)) > longest:
             raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {longest} to {count}")
         caps = [place for place, (index, _) in enumerate(steps) if self.view.nodes[index].op_type == "Tanh"]
         end = caps[-1] + 1 if caps else 0
@@ -363,8 +361,7 @@ class Reader:
             square = np.broadcast_to(made, (*made.shape[:-2], *sizes[-2:]))
         except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception
             return None
-        heads = 1 if len(sizes) < 4 or made.ndim < 3 else made.shape[-3]
-        return square.reshape(-1, heads, *sizes[-2:])
+        return square.reshape(-1, 1 if len(sizes) < 4 or made.ndim < 3 else made.shape[-3], *sizes[-2:])
 
     def _value(self, term: Term, case: Case, fill: Callable[..., object]) -> NDArray[np.generic]:
         """A term computed by the graph's nodes. Raises any Exception."""

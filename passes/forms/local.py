@@ -41,8 +41,7 @@ def function_of(
     """The spelling as a model-local function of domain `attnonly`; cached, so callers must not change it."""
     body = Builder("", opset=opset, compute_type=onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT)
     spelling(body, {each: body.tensor(each) for each in inputs}, **given)
-    doc = " ".join((spelling.__doc__ or "").split())
-    return body.function(DOMAIN, name, inputs, opset=opset, doc=doc)
+    return body.function(DOMAIN, name, inputs, opset=opset, doc=" ".join((spelling.__doc__ or "").split()))
 
 
 def _named(name: str, **given: bool) -> str:
@@ -59,8 +58,7 @@ def zero_bias(b: Builder, inputs: Inputs, *, steep: bool) -> Variable:
     # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
     logit = b.node("Neg", [b.mul(inputs["query"], inputs["key"], "logit")], "bias_logit")
     bias_weight = b.node("Exp", [_normal(b, logit, "bias") if steep else logit], "bias_weight")
-    total = b.add(b.numbers("self_weight", 1.0), bias_weight, "total_weight")
-    return b.div(inputs["value"], total, "output")
+    return b.div(inputs["value"], b.add(b.numbers("self_weight", 1.0), bias_weight, "total_weight"), "output")
 
 
 def own_keys(b: Builder, inputs: Inputs, *, bias_tokens: int, silent: tuple[int, ...]) -> Variable:
@@ -114,8 +112,7 @@ def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variabl
         if j < heads:
             parts.append(b.mul(share, b.entry(inputs, "parts", j), f"{name}_part"))
     total = b.total(weights, "total_weight")
-    mean = b.div(b.total(parts, "weighted_sum"), total, "mean")
-    return b.mul(inputs["value"], mean, "output")
+    return b.mul(inputs["value"], b.div(b.total(parts, "weighted_sum"), total, "mean"), "output")
 
 
 def line_of(b: Builder, inputs: Inputs, *, pairs: int, middle: bool) -> Variable:
@@ -126,18 +123,14 @@ def line_of(b: Builder, inputs: Inputs, *, pairs: int, middle: bool) -> Variable
     value 0. query: [..., heads]; step: a scalar; rates, weights: of the mirrored pairs, that of 0 and 1 first.
     """
     one = b.numbers("self_share", 1.0)
-    score = b.mul(inputs["query"], inputs["step"], "score")
-    logit = b.clipped(score, (-HIGHEST, -LOWEST), "logit")
+    logit = b.clipped(b.mul(inputs["query"], inputs["step"], "score"), (-HIGHEST, -LOWEST), "logit")
     last = b.node("Exp", [logit], "last_share")
-    both = b.add(last, one, "ends_share")
-    total = b.mul(both, b.entry(inputs, "weights", 0), "ends_weight")
+    total = b.mul(b.add(last, one, "ends_share"), b.entry(inputs, "weights", 0), "ends_weight")
     for j in range(1, pairs + middle + 1):
         near = b.node("Exp", [b.mul(logit, b.entry(inputs, "rates", j), f"logit_{j}")], f"share_{j}")
         if j <= pairs:
-            mirrored = b.div(last, near, f"mirrored_share_{j}")
-            near = b.add(near, mirrored, f"shares_{j}")
-        weight = b.mul(near, b.entry(inputs, "weights", j), f"weight_{j}")
-        total = b.add(total, weight, f"total_{j}")
+            near = b.add(near, b.div(last, near, f"mirrored_share_{j}"), f"shares_{j}")
+        total = b.add(total, b.mul(near, b.entry(inputs, "weights", j), f"weight_{j}"), f"total_{j}")
     return b.div(b.sub(one, last, "values"), total, "output")
 
 
@@ -166,8 +159,7 @@ def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variab
         terms.append(fraction(j, b.add(level(j), fraction(j + 1, level(j + 1)), f"pair_{j}")))
     shared = b.total(terms, "shared_weight", f"shared_weight_{len(terms) - 1}")
     own, other = b.add(share, shared, "own_weight"), b.add(inverse, shared, "other_weight")
-    mean = b.div(own, b.add(own, other, "total_weight"), "mean")
-    return b.mul(inputs["value"], mean, "output")
+    return b.mul(inputs["value"], b.div(own, b.add(own, other, "total_weight"), "mean"), "output")
 
 
 def progression_over(b: Builder, inputs: Inputs, *, keys: int, steep: bool) -> Variable:
@@ -182,8 +174,7 @@ def progression_over(b: Builder, inputs: Inputs, *, keys: int, steep: bool) -> V
     share = b.node("Exp", [b.clipped(_stepped(b, inputs), ends, "logit")], "share")
     others = share
     for j in reversed(range(1, keys - 1)):
-        inner = b.add(others, b.entry(inputs, "weights", j), f"weights_from_{j}")
-        others = b.mul(inner, share, f"shares_from_{j}")
+        others = b.mul(b.add(others, b.entry(inputs, "weights", j), f"weights_from_{j}"), share, f"shares_from_{j}")
     total = b.add(others, b.entry(inputs, "weights", 0), "total_weight")
     weighted = b.add(others, inputs["part"], "weighted_sum") if "part" in inputs else others
     return b.mul(inputs["value"], b.div(weighted, total, "mean"), "output")
@@ -403,8 +394,7 @@ class _Emitter:
             return self._attend(prefix, progression_over, name, inputs, keys=count, steep=steep)
         slopes, offsets, weights, parts = zip(*keys, strict=True)
         steep, own = any(offsets), sum(part != 0.0 for part in parts)
-        shifted = offsets if steep else None
-        inputs |= self._constants(prefix, keys=slopes, weights=weights, parts=parts, offsets=shifted)
+        inputs |= self._constants(prefix, keys=slopes, weights=weights, parts=parts, offsets=offsets if steep else None)
         name = _named(f"NeuronHeads_{own}_{len(keys)}", steep=steep)
         return self._attend(prefix, shared_keys, name, inputs, keys=len(keys), heads=own)
 

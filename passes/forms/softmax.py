@@ -106,9 +106,8 @@ class HeadWeights:
             axis = 0 if projection.transposed else 1
             matrix = b.rows(matrix, projection.start, projection.stop, axis, f"{name}_part")
         # The neurons are the columns of W1 and the rows of W2; `transposed` exchanges the two.
-        if projection.transposed != rows_are_heads:
-            return matrix
-        return b.transpose(matrix, (1, 0), f"{name}_by_head")
+        by_head = projection.transposed != rows_are_heads
+        return matrix if by_head else b.transpose(matrix, (1, 0), f"{name}_by_head")
 
 
 def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
@@ -298,18 +297,15 @@ def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: 
         values = b.padded(values, 0, missing, f"{name}_padded")
     by_head = b.transpose(b.reshape(values, (0, 0, heads, d_head), f"{name}_split"), (0, 2, 1, 3), f"{name}_v")
     written = b.node("MatMul", [b.node("Softmax", [scores], f"pattern_{name}", axis=3), by_head], f"{name}_z")
-    by_token = b.transpose(written, (0, 2, 1, 3), f"{name}_by_token")
-    joined = b.reshape(by_token, (0, 0, heads * d_head), f"{name}_heads")
+    joined = b.reshape(b.transpose(written, (0, 2, 1, 3), f"{name}_by_token"), (0, 0, heads * d_head), f"{name}_heads")
     return b.rows(joined, 0, width, 2, name) if missing else joined
 
 
 def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -> Tensor:
     """The sum of the groups' outputs, each times its factor; heads of all groups write along the same rows of W2."""
-    scaled = list(terms)
-    for number, factor in enumerate(group.factor for group in groups):
-        if factor != 1.0:
-            scaled[number] = b.mul(terms[number], b.numbers(f"factor_{number}", factor), f"scaled_{number}")
-    return b.total(scaled, "z_sum")
+    pairs = enumerate(zip(terms, (group.factor for group in groups), strict=True))
+    scaled = (t if f == 1.0 else b.mul(t, b.numbers(f"factor_{n}", f), f"scaled_{n}") for n, (t, f) in pairs)
+    return b.total([*scaled], "z_sum")
 
 
 def write_output(weights: HeadWeights, attended: Tensor, projections: Projections) -> Variable:
@@ -319,8 +315,7 @@ def write_output(weights: HeadWeights, attended: Tensor, projections: Projection
     side_by_side = b.reshape(tokens, (0, 0, neurons), "z_side_by_side")
     b.expose("z", side_by_side, (None, None, neurons))
     w_o = b.unsqueeze(weights.matrix(projections.output, "W_O", rows_are_heads=True), 1, "W_O")
-    flat = b.reshape(w_o, (neurons, width), "W_O_flat")
-    written = b.node("MatMul", [side_by_side, flat], "attn_out")
+    written = b.node("MatMul", [side_by_side, b.reshape(w_o, (neurons, width), "W_O_flat")], "attn_out")
     bias = weights.bias(projections.output, "b_O")
     return written if bias is None else b.add(written, bias, "attn_out_biased")
 
@@ -339,11 +334,9 @@ def neuron_scores(bias_tokens: int) -> str:
 
 def with_projections(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices; by reference where they are not. Raises LostError if the opset is too old."""
-    opset = view.opsets.get("", 1)
-    if opset < SMALLEST_OPSET:
+    if (opset := view.opsets.get("", 1)) < SMALLEST_OPSET:
         what = f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}"
-        how = "convert the model to a newer opset first, or use form local"
-        raise LostError(f"{what}; {how}", conversion.block.output)
+        raise LostError(f"{what}; convert the model to a newer opset first, or use form local", conversion.block.output)
     try:
         return replace(conversion, projections=ProjectionReader(view).read(conversion.block))
     except LostError as lost:
@@ -364,8 +357,7 @@ def prepare_rows(view: GraphView, conversion: Conversion) -> Conversion:
     if fixed > limit:
         raise LostError(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
     slots = limit + prepared.program.bias_tokens
-    size = slots * slots * np.dtype(prepared.dtype).itemsize
-    if size > LARGEST_PATTERN:
+    if (size := slots * slots * np.dtype(prepared.dtype).itemsize) > LARGEST_PATTERN:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
         raise LostError(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
     return replace(prepared, options=replace(prepared.options, max_tokens=limit), fixed=fixed > 0)
@@ -474,9 +466,8 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     target = start + hidden - neurons
     stream = b.add(stream, b.padded(by_token, target, 0, "attn_out_2"), "stream_2")
 
-    activated = b.rows(stream, target, start + hidden, 2, "z_side_by_side")
     weights = HeadWeights(b, neurons, m, width, elem_type)
-    linear = b.concat([activated, ones], 2, "linear_2_reads")
+    linear = b.concat([b.rows(stream, target, start + hidden, 2, "z_side_by_side"), ones], 2, "linear_2_reads")
     linear = weights.map(linear, weights.functional(projections.output, "W_V_linear_2"), "linear_2_values")
     cleared = b.node("Neg", [b.rows(stream, start, start + hidden, 2, "hidden_columns")], "cleared_columns")
     every = b.concat([linear, cleared], 2, "linear_2_and_clear")
@@ -593,8 +584,7 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
             return b.reshape(given, (*lead, width), f"{name}_rows"), shape
         # Does not run at a size of 0: onnxruntime's fusion of Reshapes writes the computed size as -1.
         heads = b.rows(shape, -1, 2**31, 0, f"{name}_heads")
-        sizes = b.concat([b.integers(*lead), heads], 0, f"{name}_rows_shape")
-        return b.reshape(given, sizes, f"{name}_rows"), shape
+        return b.reshape(given, b.concat([b.integers(*lead), heads], 0, f"{name}_rows_shape"), f"{name}_rows"), shape
 
     def own_key(numbers: np.ndarray, suffix: str) -> Tensor:
         constants = b.typed(conversion.compute_type).numbers(f"k_self{suffix}_constants", numbers)

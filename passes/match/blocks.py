@@ -52,8 +52,7 @@ _UNEXPANDABLE = {  # operators with MLPs or activations inside, which this pass 
 
 def _why_not_expanded(view: GraphView, node: onnx.NodeProto) -> str:
     """Why the activation inside an operator is not converted; empty without a known one."""
-    apart = plain_experts(node, view.initializers, view.opsets.get("", 1))
-    if apart is not None:
+    if (apart := plain_experts(node, view.initializers, view.opsets.get("", 1))) is not None:
         why = f", and {apart}" if isinstance(apart, str) else "; --lower-experts takes them apart"
         return f"{_EXPERTS}{why}"
     named = attributes(node).get("activation") not in (None, 0, b"", b"none") and key_of(node) not in LINEAR_OPERATORS
@@ -386,8 +385,7 @@ class Dataflow:
         for place, (name, fact) in enumerate(zip(data, facts, strict=True)):
             if fact.ends:  # a quantised tensor is a leaf of the next activation: the rounding between the two stays
                 self.parts.add(fact.ends)
-                operators = self.operators_of(self.facts[fact.ends].leaves)
-                facts[place] = self.values[name] = Fact((name,), operators)
+                facts[place] = self.values[name] = Fact((name,), self.operators_of(self.facts[fact.ends].leaves))
         facts = self._values_of_gates(node, data, facts)
         leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
         nonlinear = any(fact.nonlinear for fact in facts) or not affine
@@ -485,9 +483,8 @@ class Finder:
                 if not made.intersection(region.nodes):
                     found.append(self._candidate(output, region, sinks))
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
-        for leaf, miss in flow.near_misses.items():
-            if not made.intersection(view.consumers.get(leaf, ())):
-                found.append(self._left(miss, first=flow.leaf(leaf).operators))
+        near = [each for each in flow.near_misses.items() if not made.intersection(view.consumers.get(each[0], ()))]
+        found += [self._left(miss, first=flow.leaf(leaf).operators) for leaf, miss in near]
         found += [self._stray(index, sink) for index, sink in flow.reached.items() if index not in made]
         for index, node in enumerate(view.nodes):
             if reason := _why_not_expanded(view, node):
@@ -516,12 +513,10 @@ class Finder:
             shorter = self._flow.behind_affine(shorter)
         region = shorter or region
         first, identified = self._flow.operators_of(region.leaves), self._identify(region)
-        miss = self._obstacle(output, first, sinks, identified)
-        if miss is not None or isinstance(identified, str):
+        if (miss := self._obstacle(output, first, sinks, identified)) is not None or isinstance(identified, str):
             shown = "" if isinstance(identified, str) else identified.label
             return replace(self._left(miss or Miss("", ""), first, sinks, region.nodes), activation=shown)
-        name = self._namer.name(self._view, first, sinks, region.nodes)
-        block = self._block(name, region, sinks, identified)
+        block = self._block(self._namer.name(self._view, first, sinks, region.nodes), region, sinks, identified)
         return self._without_product(block) if self._product and identified.gated else block
 
     def _block(self, name: str, region: ActivationRegion, sinks: Operators, identified: Identified) -> Block:
@@ -561,8 +556,7 @@ class Finder:
         identified = self._identify(region := self._flow.region(ends.pop(), (block.gate,)))
         if isinstance(identified, str):
             return Left.of(block, Miss(identified, region.output))
-        alone = self._block(block.name, region, (), identified)
-        return replace(alone, channels=block.neurons, product=True)
+        return replace(self._block(block.name, region, (), identified), channels=block.neurons, product=True)
 
     def _obstacle(self, output: str, first: Operators, sinks: Operators, identified: Identified | str) -> Miss | None:
         # A residual fused into a Gemm is harmless in a second operator, not in a first one.

@@ -133,8 +133,7 @@ def identify_function(f: Function, tolerance: float, table: Sequence[Activation]
         return next(attempt for attempt in agreeing if attempt.error <= floor)
     # Only for a better reason: an affine region would be nearest to some entry by accident.
     start, end = f(np.array([0.0, 1.0]))
-    line = float(start), float(end - start)
-    if _distance(lambda y, p: p[0] + p[1] * y, line, values) <= tolerance:
+    if _distance(lambda y, p: p[0] + p[1] * y, (float(start), float(end - start)), values) <= tolerance:
         return "the function between the operators is affine, so there is no activation"
     if fit:
         return Identified(replace(UNNAMED, function=lambda y, _: f(y)), (), 0.0)

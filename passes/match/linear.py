@@ -105,8 +105,7 @@ def _product(view: GraphView, constants: Constants, node: onnx.NodeProto, make: 
     added = "" if bias in constants or (bias in view.picked and weight in view.picked) else bias
     if last:
         return make(node.op_type, left, weight, transposed=bool(flags.get("transB")), added=added)
-    kind = f"{node.op_type} (W X)"
-    return make(kind, right, weight, transposed=not flags.get("transA"), axis=-2, added=added)
+    return make(f"{node.op_type} (W X)", right, weight, transposed=not flags.get("transA"), axis=-2, added=added)
 
 
 def _einsum(view: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:
@@ -142,9 +141,8 @@ def _conv(_: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) 
     moves = {*(integers_of(node, "strides") or [1])} != {1} or any(integers_of(node, "pads") or ())
     pointwise = shape is not None and all(size == 1 for size in shape[2:]) and not moves
     kernel = "x".join(str(size) for size in shape[2:]) if shape else "?"
-    kind = f"Conv {kernel}" if group == 1 else f"Conv {kernel}, {group} groups"
     sizes = (shape[1] * group, shape[0], pointwise, 1 - len(shape)) if shape else (None, None, pointwise, -1)
-    return make(kind, node.input[0], weight, *sizes)
+    return make(f"Conv {kernel}" if group == 1 else f"Conv {kernel}, {group} groups", node.input[0], weight, *sizes)
 
 
 def _quantised(_: GraphView, constants: Constants, node: onnx.NodeProto, make: Make) -> LinearOperator | str | None:

@@ -131,16 +131,13 @@ class ProjectionReader:
     def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection:
         if node.op_type in ("Add", "Sum"):
             constants = (name for name in node.input if name in self._constants)
-            biases = [self._vector(name, projection.out_features) for name in constants]
-            if None not in biases:
+            if None not in (biases := [self._vector(name, projection.out_features) for name in constants]):
                 return replace(projection, biases=(*projection.biases, *filter(None, biases)))
         elif node.op_type in SAME_ENTRIES:
             if self._width(output) in (None, projection.out_features):  # else it splits or merges channels
                 return projection
-        elif node.op_type in _PARTS:
-            bounds = self._taken(node, output, projection.out_features)
-            if bounds is not None:
-                return projection.part(*bounds)
+        elif node.op_type in _PARTS and (bounds := self._taken(node, output, projection.out_features)) is not None:
+            return projection.part(*bounds)
         raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
 
     def _sizes_of(self, tensor: str) -> list[int] | None:

@@ -98,8 +98,7 @@ def silu(p: Parameters, _: Arithmetic) -> Program:
 def scaled_silu(activation: str) -> Program:
     """The SiLU y sigma(beta y) closest to GELU (`gelu`, `gelu_tanh`), as in the post."""
     # float32 numbers; errors are rounded up. QuickGELU's 1.702 is off by 2.03e-2.
-    known = {"gelu": (1.772933840751648, 1.40e-2), "gelu_tanh": (1.774497628211975, 1.43e-2)}
-    beta, error = known[activation]
+    beta, error = {"gelu": (1.772933840751648, 1.40e-2), "gelu_tanh": (1.774497628211975, 1.43e-2)}[activation]
     return Program("scaled_silu", (Head(beta=beta),), max_error=error)
 
 
@@ -113,8 +112,7 @@ def mish(p: Parameters, _: Arithmetic) -> Program:
 def logistic(p: Parameters, _: Arithmetic) -> Program:
     """`low + height sigmoid(k y)`: the self value is a constant."""
     k, height, low = p
-    name = "sigmoid" if low == 0.0 else "tanh"
-    return Program(name, (Head(beta=k, c=0.0, d=height),), constant=low)
+    return Program("sigmoid" if low == 0.0 else "tanh", (Head(beta=k, c=0.0, d=height),), constant=low)
 
 
 def two_slopes(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -133,8 +131,7 @@ def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
             place = (end - offset) / slope
             error += abs(slope) * KINK / k
             tokens.append(BiasToken(side * k, -side * k * place, end))
-    head = Head(beta=0.0, c=slope, d=offset, bias_tokens=tuple(tokens))
-    return Program("clip", (head,), max_error=error)
+    return Program("clip", (Head(beta=0.0, c=slope, d=offset, bias_tokens=tuple(tokens)),), max_error=error)
 
 
 def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -325,15 +322,13 @@ def gate(program: Program, arithmetic: Arithmetic) -> Program:
     ends = [head.c / small + head.d, -head.c / small + head.d]
     exact = (sign * Fraction(head.c / small) + Fraction(head.d) for sign in (1, -1))
     error = centred.max_error + max(float(abs(Fraction(a) - b)) for a, b in zip(ends, exact, strict=True))
-    values = [*ends, *head.constants[1:]]
-    heads = (*heads_over([(small, half), (-small, half), *head.logits[1:]], values), *linear)
+    heads = (*heads_over([(small, half), (-small, half), *head.logits[1:]], [*ends, *head.constants[1:]]), *linear)
     return _limit(replace(made, heads=heads, max_error=error), head, program.linear, arithmetic)
 
 
 def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
     """The program of factor g u, as the gate of a program whose only head is 0."""
-    empty = Head(beta=0.0, bias_tokens=(), c=0.0)
-    return replace(gate(Program(name, (empty,), linear=factor), arithmetic), name=name)
+    return replace(gate(Program(name, (Head(beta=0.0, bias_tokens=(), c=0.0),), linear=factor), arithmetic), name=name)
 
 
 def _in_pairs(program: Program, arithmetic: Arithmetic) -> Program:
@@ -401,8 +396,7 @@ def _logit(p: float) -> float:
 def _bend(share: Callable[[float], float]) -> tuple[float, float]:
     """A y > 0 at which the sigmoid is numerically away from both asymptotes, and its value. Raises StopIteration."""
     places = [1.0, *(2.0 ** (sign * power) for power in range(1, 21) for sign in (-1, 1))]
-    shares = ((place, share(place)) for place in places)
-    return next((place, found) for place, found in shares if 0.02 < found < 0.98)
+    return next((place, found) for place in places if 0.02 < (found := share(place)) < 0.98)
 
 
 def _solve_self_gated(quantile: Callable[[float], float]) -> Solve:

@@ -245,8 +245,7 @@ class Powers:
         """Each fraction as (b, s) of its levels, one or two."""
         levels = tuple(zip(self.parts, self.shifts, strict=True))
         single = len(levels) - 2 * self.pairs
-        paired = zip(levels[single::2], levels[single + 1 :: 2], strict=True)
-        return (*((level,) for level in levels[:single]), *paired)
+        return (*((level,) for level in levels[:single]), *zip(levels[single::2], levels[single + 1 :: 2], strict=True))
 
     def scaled(self, inner: float, outer: float) -> "Powers":
         """The multiple of y in `outer f(inner y)`, f being y times this one."""

@@ -50,8 +50,7 @@ class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types
     ) -> ONNXModelHandler:
         path = Path(resolve_onnx_path(output_model_path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = {name: getattr(config, name) for name in DEFAULTS}
-        report = rewrite(model.model_path, path, force=True, **options)
+        report = rewrite(model.model_path, path, force=True, **{name: getattr(config, name) for name in DEFAULTS})
         if report.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             return model
         report.raise_for_status()

@@ -131,8 +131,7 @@ class MlpHeads(nn.Module):  # type: ignore[misc]  # torch is untyped here
         others = torch.einsum("bthk,hmk->bthm", q, self.bias_K).masked_fill(self.lacking, -torch.inf)
         scores = self.hook_attn_scores(torch.cat([(q * k).sum(dim=-1, keepdim=True), others], dim=-1))
         pattern = self.hook_pattern(scores.softmax(dim=-1))
-        from_bias_tokens = torch.einsum("bthm,hmk->bthk", pattern[..., 1:], self.bias_V)
-        z = self.hook_z(pattern[..., :1] * v + from_bias_tokens)
+        z = self.hook_z(pattern[..., :1] * v + torch.einsum("bthm,hmk->bthk", pattern[..., 1:], self.bias_V))
         if getattr(self.config, "use_attn_result", False):
             out = self.hook_result(z * self.W_O[:, 0]).sum(dim=2)
         else:

@@ -147,12 +147,9 @@ def passed(model: onnx.ModelProto, step: Pass) -> onnx.ModelProto:
 
 def same_signature(old: onnx.ModelProto, new: onnx.ModelProto, added: int = 0) -> bool:
     """Whether inputs, outputs (except the last `added` ones of the new model), opset and IR version are the same."""
-    return (
-        list(old.graph.input) == list(new.graph.input)
-        and list(old.graph.output) == list(new.graph.output)[: len(new.graph.output) - added]
-        and old.ir_version == new.ir_version
-        and list(new.opset_import)[: len(old.opset_import)] == list(old.opset_import)
-    )
+    outputs, opsets = new.graph.output[: len(new.graph.output) - added], new.opset_import[: len(old.opset_import)]
+    stated = [*old.graph.input], [*old.graph.output], old.ir_version, [*old.opset_import]
+    return stated == ([*new.graph.input], outputs, new.ir_version, opsets)
 
 
 def with_heads(plan: Plan) -> tuple[onnx.ModelProto, list[str]]:
@@ -244,8 +241,7 @@ def held_by(conversion: Conversion, accuracy: float | None, narrowest: float = 0
     """What the heads of a block are held to, on a domain of at least `narrowest`."""
     block, domain = conversion.block, conversion.program.domain
     leaves = tuple(dict.fromkeys((block.gate, block.value)))
-    known = domain if narrowest <= domain < inf else None
-    return Claimed(conversion.max_error, known, leaves, accuracy or 0.0)
+    return Claimed(conversion.max_error, domain if narrowest <= domain < inf else None, leaves, accuracy or 0.0)
 
 
 def longest_of(conversions: Iterable[Conversion]) -> int | None:

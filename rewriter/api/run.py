@@ -18,8 +18,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from passes.options import EXPOSED, Options
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.inputs import Inputs as GivenInputs
-from rewriter.inputs import as_given
+from rewriter.inputs import Inputs, as_given
 from rewriter.options import Made, build, options_of, unknown_option
 from rewriter.proof.run import Progress, silent
 from rewriter.proof.settings import Settings
@@ -73,7 +72,7 @@ class RunKeywords(TypedDict, total=False):
     """The options of commands that run models on inputs: `rewrite`, `validate`, `diff` and `bench`."""
 
     providers: str | Sequence[str] | None
-    inputs: GivenInputs | None
+    inputs: Inputs | None
     dims: Mapping[str, int] | None
     seed: int
 

@@ -137,8 +137,7 @@ def _dispatch(arguments: list[str]) -> tuple[click.Command, list[str]]:
     first = arguments[0]
     if first in COMMANDS:
         return COMMANDS[first], arguments[1:]
-    near = difflib.get_close_matches(first, COMMANDS, 1, 0.7)
-    if near and not os.path.lexists(first):
+    if (near := difflib.get_close_matches(first, COMMANDS, 1, 0.7)) and not os.path.lexists(first):
         raise UsageError(f"there is no command or file {quoted(first)}; did you mean 'rewrite {near[0]}'?")
     if len(arguments) == 2 and not any(each.startswith("-") for each in arguments):
         raise UsageError(f"where should the result go? did you mean 'rewrite {first} -o {arguments[1]}'?")

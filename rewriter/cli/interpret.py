@@ -148,8 +148,7 @@ def _head_rows(found: "HeadIndex", facts: Mapping[str, Any]) -> Iterator[str]:
         else:
             extras = [f", {own['groups']} per key and value"] * (own["groups"] > 1)
             extras += [f", {word}" for word in ("rotary", "cross") if own[word]]
-        described = f"{own['heads']:>6} heads{''.join(extras)}"
-        yield f"{one_line(each.name, 100):<24} {described}  {one_line(each.module, 160)}"
+        yield f"{one_line(each.name, 100):<24} {own['heads']:>6} heads{''.join(extras)}  {one_line(each.module, 160)}"
     for miss in found.missed:
         where = f" [{one_line(miss.node, 100)}]" if miss.node else ""
         yield f"not understood: {one_line(miss.reason, 160)}{where}"
@@ -230,7 +229,6 @@ def _attributed(model: Path, inputs: Inputs, logit: Logit, top: int) -> Answer:
     sums = {"direct": found.direct, "paths": found.paths}
     texts = {"tokens": found.tokens, "entries": found.entries} if found.tokens else {}
     all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
-    facts = {**all_parts, **texts, "logit": found.logit, "residuals": found.residuals}
     lines = [f"logit {found.logit:.6g}{_difference(found.entries)}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
         rows: list[tuple[str, float]] = []
@@ -241,7 +239,7 @@ def _attributed(model: Path, inputs: Inputs, logit: Logit, top: int) -> Answer:
         rows.sort(key=lambda row: -abs(row[1]))
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
         lines += [f"  {_amount(value)}  {part}" for part, value in rows[:top]]
-    return lines, facts
+    return lines, {**all_parts, **texts, "logit": found.logit, "residuals": found.residuals}
 
 
 def _why(model: Path, inputs: Inputs, asked: str, top: int) -> Answer:

@@ -74,9 +74,8 @@ class Screen(Checked):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = {param.name for param in self.params if ctx.meta.get("all")} or COMMON.split()
         shown = [param for param in self.get_params(ctx) if param.name in names or "--help" in param.opts]
-        records = [record for param in shown if (record := param.get_help_record(ctx)) is not None]
         with formatter.section("Options"):
-            formatter.write_dl(records)
+            formatter.write_dl([record for param in shown if (record := param.get_help_record(ctx)) is not None])
 
 
 def _help_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -147,8 +146,7 @@ def convert(
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert its files one by one")
     if certificate is not None and (certificate_only is False or dry_run):
         raise UsageError("--certificate needs a run that proves its result")
-    validate = {None: True, True: "certificate", False: False}[certificate_only]
-    options |= {"dry_run": dry_run, "validate": validate}
+    options |= {"dry_run": dry_run, "validate": {None: True, True: "certificate", False: False}[certificate_only]}
 
     def show(console: "Console", result: "rewriter.Report") -> None:
         if certificate is not None and result:
@@ -210,8 +208,7 @@ def _show(console: "Console", found: "rewriter.Inspection") -> None:
     counts = (f"{count:,} {kind}" for kind, count in accounting.operators.items())
     console.line(f"operators once converted: {', '.join(counts)}")
     console.line(f"purity once converted, nonlinearities that remain: {accounting.purity}")
-    made = Counter(row.activation for row in found.left if row.reason == ALREADY)
-    for activation, count in made.most_common():
+    for activation, count in Counter(row.activation for row in found.left if row.reason == ALREADY).most_common():
         console.line(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}")
     if not found.converted:
         console.verdict(found)

@@ -36,8 +36,7 @@ def command(
     """A command whose help ends in its exit statuses; `usage` describes further usage errors."""
     statuses = {0: ok, 1: failed, 2: f"usage error, or {usage}" if usage else "usage error", 3: nothing, **further}
     lines = [f"  {status}  {meaning}" for status, meaning in statuses.items() if meaning]
-    epilog = "\n".join(["\b", "Exit status:", *lines, ""])
-    return click.command(cls=Checked, epilog=epilog, context_settings=SETTINGS)
+    return click.command(cls=Checked, epilog="\n".join(["\b", "Exit status:", *lines, ""]), context_settings=SETTINGS)
 
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}  # of click, for every command

@@ -45,15 +45,14 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
         raise UsageError(f"cannot {action} {quoted(path)}: {reason}; {advice}") from error
 
 
-def check_directory(directory: Path) -> None:
+def check_directory(folder: Path) -> None:
     """Raise UsageError unless a directory accepts files."""
-    if not directory.exists():
-        fault = f"the directory of the output, {quoted(directory)}, does not exist"
-        raise UsageError(f"{fault}; create it first (mkdir -p)")
-    if not directory.is_dir():
-        raise UsageError(f"{quoted(directory)} is not a directory; choose an output in a directory")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"{quoted(directory)} is not writable; choose an output directory that you may write to")
+    if not folder.exists():
+        raise UsageError(f"the directory of the output, {quoted(folder)}, does not exist; create it first (mkdir -p)")
+    if not folder.is_dir():
+        raise UsageError(f"{quoted(folder)} is not a directory; choose an output in a directory")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{quoted(folder)} is not writable; choose an output directory that you may write to")
 
 
 @contextmanager

@@ -468,8 +468,7 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     schema = _schema(node, opset)
     made = onnx.NodeProto(op_type=node.op_type, name=node.name, input=node.input)
     # onnx's checker requires a name for each output; no model reads these.
-    outputs = [*node.output] or [""] * (schema is None)
-    made.output.extend(name or f"unread {secrets.token_hex(8)}" for name in outputs)
+    made.output.extend(name or f"unread {secrets.token_hex(8)}" for name in [*node.output] or [""] * (schema is None))
     if schema is None:
         made.domain = _OTHER_DOMAIN
         for place, (_, graph) in enumerate(subgraphs(node)):
@@ -500,8 +499,7 @@ def _schema(node: onnx.NodeProto, opset: int) -> Any:
         least = onnx.defs.get_schema(node.op_type).min_input
     if least is not None and (len(node.input) < least or not any(node.output[:1])):
         few = f"has {counted(len(node.input), 'input')} and needs at least {least}"
-        fault = few if len(node.input) < least else "has no output"
-        raise malformed(f"{_title(node)} {fault}")
+        raise malformed(f"{_title(node)} {few if len(node.input) < least else 'has no output'}")
     return None
 
 

@@ -57,8 +57,7 @@ _PACKED = {"UINT2": 2, "INT2": 2, "UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "FLOAT
 
 
 def _element(name: str, kind: int) -> ElementType:
-    whole = 0 if name == "STRING" else 8 * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
-    bits = _PACKED.get(name, whole)
+    bits = _PACKED.get(name, 0 if name == "STRING" else 8 * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
     eighths = 16 if name.startswith("COMPLEX") else bits if bits in (2, 4) else 8
     return ElementType(name, bits, onnx.helper.tensor_dtype_to_field(kind), eighths)
 

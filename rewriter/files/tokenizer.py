@@ -57,8 +57,7 @@ def open_tokenizer(tokenizer: Any) -> Any:
 def sample_tokens(model: Path | None) -> tuple[tuple[int, ...], ...]:
     """Three texts in the tokens of the `tokenizer.json` beside a model, or beside its folder `onnx`; else empty."""
     folders = () if model is None else (model.parent, *(model.parents[1:2] if model.parent.name == "onnx" else ()))
-    path = next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)
-    if path is not None:
+    if (path := next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)) is not None:
         with suppress(UsageError), refusing("the tokenizer cannot encode text"):
             tokenizer = open_tokenizer(path)
             return tuple(tuple(ids) for ids in (tokenizer.encode(text).ids for text in _TEXTS) if ids)

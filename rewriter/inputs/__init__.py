@@ -23,9 +23,8 @@ def as_given(inputs: Inputs) -> Given:
     cases = (inputs,) if isinstance(inputs, Mapping) else tuple(inputs)
     if not cases or not all(isinstance(case, Mapping) and case for case in cases):
         raise UsageError("inputs must be the path of an npz file, arrays by input name, or a list of those")
-    prefixes = [""] if len(cases) == 1 else [f"{number}/" for number in range(len(cases))]
-    named = zip(prefixes, cases, strict=True)
-    return {f"{prefix}{name}": value for prefix, case in named for name, value in case.items()}
+    key = "{1}" if len(cases) == 1 else "{0}/{1}"
+    return {key.format(number, name): value for number, case in enumerate(cases) for name, value in case.items()}
 
 
 def spelled(given: Given) -> str:

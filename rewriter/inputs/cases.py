@@ -131,8 +131,7 @@ def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
 
 def _spec(value: onnx.ValueInfoProto, rank: int | None) -> InputSpec:
     name = quoted(value.name)
-    kind = value.type.WhichOneof("value")
-    if kind != "tensor_type":
+    if (kind := value.type.WhichOneof("value")) != "tensor_type":
         what = (kind or "unknown type").removesuffix("_type").replace("_", " ")
         raise UsageError(f"input {name} is not a tensor ({what}): models with such inputs cannot be validated")
     tensor = value.type.tensor_type
@@ -173,8 +172,7 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
 
 
 def _places(role: Role, rank: int) -> tuple[Kind, ...]:
-    kinds = _AXES.get(role, {}).get(rank, (Kind.BATCH,))
-    return (*kinds, *(Kind.ONE,) * rank)[:rank]
+    return (*_AXES.get(role, {}).get(rank, (Kind.BATCH,)), *(Kind.ONE,) * rank)[:rank]
 
 
 # -- requirements of operators ---------------------------------------------------------------------------------------
@@ -288,8 +286,7 @@ class Inputs:
             return
         rank = len(cache.shape)
         axis = integer_of(node, "axis", -2) % rank if start is not None else cache.kinds.index(Kind.PAST)
-        capacity = cache.shape[axis]
-        if isinstance(capacity, int):
+        if isinstance(capacity := cache.shape[axis], int):
             self.longest = min(capacity, self.longest)
         kinds = [Kind.BATCH, *(Kind.ONE,) * (rank - 1)]
         cache.role, cache.kinds = Role.STATE, tuple(Kind.TOTAL if each == axis else kinds[each] for each in range(rank))
@@ -504,8 +501,7 @@ class Maker:
         """One case; the number varies the values."""
         shapes, kinds = self.sizes(setting)
         parts = [f"{name} {kinds[kind]}" for kind, name in _NAMED.items() if kind in self.varied]
-        if self.branches:
-            parts.append("cache branch on" if setting[-1] else "cache branch off")
+        parts += [f"cache branch {'on' if setting[-1] else 'off'}"] * self.branches
         if any([*self._texts(shapes[name], number)] for name in self._worded):
             parts.append("text")
         for name, shape in shapes.items():
@@ -549,8 +545,7 @@ class Maker:
                 for row, text in self._texts(shape, number) if words or spec.role is Role.TOKEN_TYPES else ():
                     made[row] = np.resize(text, past + shape[-1])[past:] if words else 0
             case Role.GRID:
-                images = math.prod(shape[:-1])
-                made = _grid(kinds[Kind.PATCHES] // (images if self._packed else 1), shape[-1])
+                made = _grid(kinds[Kind.PATCHES] // (math.prod(shape[:-1]) if self._packed else 1), shape[-1])
             case Role.BRANCH:
                 made = setting[-1] > 0
             case Role.FLAG:
@@ -629,8 +624,7 @@ def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
         if name not in known:
             listed = ", ".join(quoted(each) for each in known if each not in defaults)
             raise UsageError(f"{told}: the model has no input {quoted(name)}; its inputs are {listed}")
-        fitted = _fitted(f"{told}: input {quoted(name)}", np.asarray(array), known[name])
-        cases.setdefault(case, {})[name] = fitted
+        cases.setdefault(case, {})[name] = _fitted(f"{told}: input {quoted(name)}", np.asarray(array), known[name])
     if not cases:
         raise UsageError(f"{told}: there are no arrays")
     for case, feeds in cases.items():

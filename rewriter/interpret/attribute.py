@@ -144,8 +144,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
     weight, bias = affine.weight([number]), affine.bias()[[number]]
     written = Written(run.stages(place), run.beginning, None)
     norm, names = run.frozen(named.name, named.query.data), (f"{named.name}.b_in", f"{named.name}.ln.b")
-    terms = written.read(place, t, norm, weight, bias, names)
-    rows, table = listed(run.index, named.name, terms)
+    rows, table = listed(run.index, named.name, written.read(place, t, norm, weight, bias, names))
     return Why(f"{named.name}[{number}]", t, None, total, total, rows, ("",), table, run.words)
 
 
@@ -249,13 +248,8 @@ def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
     return zero, np.where(near, (above - below) / (2 * _SLOPE_STEP), (function(y) - zero) / np.where(near, 1.0, y))
 
 
-@dataclass(frozen=True, eq=False)
-class FrozenStage:
-    """Sublayers that read one value of the stream."""
-
-    steps: Mapping[str, AttentionStep | NeuronStep]
-    norm: FrozenNorm | None  # behind them
-
+# Sublayers that read one value of the stream, by name, and the normalisation behind them.
+FrozenStage = tuple[Mapping[str, AttentionStep | NeuronStep], FrozenNorm | None]
 
 # Terms of a sum, [terms, ...] for each source: one, or those of a sublayer's members.
 Terms = Sequence[tuple[str, Array]]
@@ -272,11 +266,11 @@ class Written:
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """The parts [terms, R], last first, of the stream that stage `before` reads, along rows [R, D]."""
-        for stage in reversed(self.stages[:before]):
-            if stage.norm is not None:
-                yield f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None] @ rows.T
-                rows = stage.norm.back(rows, token)
-            for name, step in stage.steps.items():
+        for steps, norm in reversed(self.stages[:before]):
+            if norm is not None:
+                yield f"{next(iter(steps))}.after.ln.b", norm.bias[None] @ rows.T
+                rows = norm.back(rows, token)
+            for name, step in steps.items():
                 inner = rows if step.after is None else step.after.back(rows, token)
                 vectors = None if self.vectors is None else self.vectors(name, step, token)
                 yield name, step.parts(token, inner) if vectors is None else vectors @ inner.T
@@ -327,7 +321,7 @@ class Linear:
     @property
     def effects(self) -> dict[str, Array]:
         """As `Attribution.effects`."""
-        steps = [pair for stage in self.stages for pair in stage.steps.items()]
+        steps = [pair for own, _ in self.stages for pair in own.items()]
         return {name: (self.inside[name].at * step.written).sum(axis=-1) for name, step in steps}
 
     @property
@@ -346,8 +340,7 @@ class FrozenRun:
         self.words = next(iter(self.given.spelled), ())
         self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, index.writes, self._output)
-        stages = enumerate(self.chain.stages)
-        self.places = {named.name: place for place, stage in stages for named in stage.sublayers}
+        self.places = {named.name: place for place, stage in enumerate(self.chain.stages) for named in stage.sublayers}
         self.attention = {each.name: each for each in index.attention if each.name in self.places}
         self.hooks = hooks_of(index)
         self.values = dict[str, Array]()
@@ -359,8 +352,7 @@ class FrozenRun:
             needed |= {stage.before, stage.after, stage.norm.output if stage.norm else ""}
             for own in stage.sublayers:
                 before, after = self._norm(own), self.index.writes[own.name].norm
-                needed |= {before.output} if before else set()
-                needed |= {after.data, after.output} if after else set()
+                needed |= {before.output if before else "", *((after.data, after.output) if after else ())}
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
                 needed.update(tensors_of(self.hooks[hook] for hook in self._hooks(own).values()))
         self.values = values_of(self.index, self.case, sorted(needed - {""}), wide=True)
@@ -445,11 +437,11 @@ class FrozenRun:
         constants["final.ln.b"] = np.asarray((read * end.bias).sum())
         gradient = last = end.back(read)
         stages, inside = self.stages(len(chain.stages)), dict[str, Inside]()
-        for stage in reversed(stages):
-            after = gradient if stage.norm is None else stage.norm.back(gradient)
-            made = {name: step.through(after) for name, step in stage.steps.items()}
-            if stage.norm is not None:
-                next(iter(made.values())).constants["after.ln.b"] = np.asarray((gradient * stage.norm.bias).sum())
+        for steps, norm in reversed(stages):
+            after = gradient if norm is None else norm.back(gradient)
+            made = {name: step.through(after) for name, step in steps.items()}
+            if norm is not None:
+                next(iter(made.values())).constants["after.ln.b"] = np.asarray((gradient * norm.bias).sum())
             inside, gradient = made | inside, after + sum(each.read for each in made.values())
         return Linear(value, shown[position].copy(), start, stages, gradient, last, inside, constants, token)
 
@@ -460,7 +452,7 @@ class FrozenRun:
             steps, norm = {named.name: self._step(stage, named) for named in stage.sublayers}, None
             if stage.norm is not None:
                 norm = self.freeze(stage.norm, stage.after, self.chain.stages[place].sublayers[0].name)
-            found.append(FrozenStage(steps, norm))
+            found.append((steps, norm))
         return found
 
     def _step(self, stage: Stage, own: Sublayer) -> AttentionStep | NeuronStep:
@@ -478,9 +470,6 @@ class FrozenRun:
         def weight(part: str) -> Array:
             return self.index[f"{own.name}.{part}"]
 
-        def rows() -> Array:
-            return weight("W_O").reshape(own.channels.size, -1)
-
         pattern, value = hooked["pattern"], hooked["v"]
         # New keys are the last ones; in an empty cache of fixed size the first.
         count, keys = len(value), pattern.shape[-1]
@@ -489,7 +478,8 @@ class FrozenRun:
         if places is None:
             what = f"{own.name} attends to tokens of a cache, whose parts are not known"
             raise UsageError(f"{what}; give it an empty one")
-        of_step = None if own.cross else frozen, hooked["z"], weight("b_O"), rows
+        sizes = own.channels.size, -1
+        of_step = None if own.cross else frozen, hooked["z"], weight("b_O"), lambda: weight("W_O").reshape(sizes)
         return AttentionStep(*of_step, pattern[..., places], value, weight("b_V"), partial(weight, "W_V"), after=after)
 
     def freeze(self, norm: Norm | None, before: str, where: str) -> FrozenNorm:
@@ -553,8 +543,7 @@ class ScoreTerms:
         def side(kind: str, token: int) -> tuple[tuple[str, ...], Mapping[int, Array]]:
             at = "HQK".index(kind)
             heads = sorted({place[0] for place in places if place[at] == token})
-            terms = self.side(written, kind, token, heads)
-            words, table = listed(self.run.index, self._name, terms)
+            words, table = listed(self.run.index, self._name, self.side(written, kind, token, heads))
             return words, dict(zip(heads, table.swapaxes(0, 1), strict=True))
 
         def why(head: int, query: int, key: int) -> Why:

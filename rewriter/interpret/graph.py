@@ -67,8 +67,7 @@ class AttributionGraph:
         """The `scores` of the pruned graph; pruned nodes and residuals count as error nodes."""
         missing = np.abs(self.residuals) + np.abs(np.where(self.links, 0.0, self.adjacency)).sum(axis=1)
         among, kinds = np.ix_(self.kept, self.kept), np.array([node.kind for node in self.nodes])
-        left = np.where(self.links[among], self.adjacency[among], 0.0)
-        return scores(left, missing[self.kept], kinds[self.kept])
+        return scores(np.where(self.links[among], self.adjacency[among], 0.0), missing[self.kept], kinds[self.kept])
 
     def to_json(self) -> dict[str, Any]:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
@@ -109,12 +108,9 @@ class AttributionGraph:
 
     def _published(self, place: int) -> dict[str, Any]:
         node, (layer, index, _) = (*self.nodes, *self.constants)[place], self.ids[place].split("_")
-        is_logit, told = node.kind == "logit", node.name
-        if is_logit:
-            entries = " - ".join(f'"{entry}"' for entry in self.entries)
-            told = f"Output {entries} (p={self.probability:.3f})"
-        elif node.kind in ("neuron", "head"):
-            told = f"{node.name}[{node.index}]"
+        is_logit, entries = node.kind == "logit", " - ".join(f'"{entry}"' for entry in self.entries)
+        told = {"embedding": "", "logit": f"Output {entries} (p={self.probability:.3f})"}
+        told |= dict.fromkeys(("neuron", "head"), f"{node.name}[{node.index}]")
         features = {"embedding": node.token, "logit": node.index}
         # Cantor's pairing, by which the schema encodes layer and index in one number; the layer of tokens is a letter.
         both = int(index) + (int(layer) if layer.isdecimal() else 0)
@@ -130,7 +126,7 @@ class AttributionGraph:
             "run_idx": 0,
             "reverse_ctx_idx": 0,
             "jsNodeId": f"{'L' if is_logit else layer}_{index}-{node.token}",
-            "clerp": "" if node.kind == "embedding" else told,
+            "clerp": told.get(node.kind, node.name),
             "influence": None if is_logit else float(self.cumulative[place]) if place < len(self.nodes) else 1.0,
             "activation": None if node.kind in ("embedding", "bias") else node.activation,
         }
@@ -246,7 +242,7 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
     chosen = np.zeros(sizes.size, bool)
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
     found: dict[str, Members] = {}
-    for name, step in (pair for stage in linear.stages for pair in stage.steps.items()):
+    for name, step in (pair for steps, _ in linear.stages for pair in steps.items()):
         neurons, effects, at = isinstance(step, NeuronStep), every[name], linear.inside[name].at
         own, chosen = chosen[: effects.size].reshape(effects.shape), chosen[effects.size :]
         places, starts = np.zeros(effects.shape, np.int64), [len(nodes)]
@@ -286,8 +282,8 @@ class _Edges:
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
         self._blocks: list[tuple[Array, Array, Array]] = []
         target = np.array([len(nodes) - 1])
-        for place, stage in enumerate(linear.stages):
-            for name in stage.steps:
+        for place, (steps, _) in enumerate(linear.stages):
+            for name in steps:
                 own = members[name]
                 reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
                 for token, read in enumerate(reads):
@@ -350,8 +346,7 @@ def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
         "ln.b": rows @ neurons.norm.bias,
     }
     for token, own in enumerate(members.at):
-        parts = {name: part[own] for name, part in added.items()}
-        yield members.nodes[own], neurons.norm.back(rows[own], token), parts
+        yield members.nodes[own], neurons.norm.back(rows[own], token), {name: part[own] for name, part in added.items()}
 
 
 def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
@@ -365,8 +360,7 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
     if step.norm is None:
         values = by_node(np.einsum("thk,hts,shk->th", members.weights, step.pattern, step.value).reshape(-1)[order])
         for own in members.at:
-            empty = np.zeros((len(values[own]), step.bias.size))
-            yield members.nodes[own], empty, {"other_sequence": values[own]}
+            yield members.nodes[own], np.zeros((len(values[own]), step.bias.size)), {"other_sequence": values[own]}
         return
     # Heads of all tokens [T * heads, ...] at the normalised stream, before their patterns: the same for all sources.
     at = members.weights.swapaxes(0, 1) @ step.value_weight().swapaxes(1, 2)

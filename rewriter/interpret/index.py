@@ -308,8 +308,7 @@ class _Builder:
 
     def _positions(self, *tables: str, sink: str = "") -> Iterator[tuple[str, HeadTensor]]:
         """W_QK between positions, in form `whole`: one for all heads, or one for each; a sink is the first column."""
-        shape = self._constants.shape(tables[0]) if tables[0] in self._constants else None
-        if shape is not None:
+        if (shape := self._constants.shape(tables[0]) if tables[0] in self._constants else None) is not None:
             heads = (self._constants.shape(sink) or (1,))[0] if sink else 1
             joined = max(len(tables) * prod(shape[:-2]), heads), *shape[-2:]
 
@@ -389,9 +388,8 @@ def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Sublayer, list[in
     """The sublayers with chosen heads, in order, each with their numbers. Raises UsageError."""
     if not names:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
-    known = {head for each in index.sublayers for head in each.members}
     told = ", ".join(f"{each.members[0]} to {each.members[-1]}" for each in index.sublayers[:4])
-    found = matching(names, known, "head", told or "none")
+    found = matching(names, {head for each in index.sublayers for head in each.members}, "head", told or "none")
     every = ((each, [n for n, head in enumerate(each.members) if head in found]) for each in index.sublayers)
     return [(each, numbers) for each, numbers in every if numbers]
 

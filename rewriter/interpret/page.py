@@ -207,8 +207,7 @@ def _explained(
                     [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
                     for *words, value in why.top(_SCORE_TERMS)
                 ]
-                shown = (token - window.start for token in tokens)
-                row = [*shown, _rounded(why.total), _rounded(why.added), terms]
+                row = [*(token - window.start for token in tokens), _rounded(why.total), _rounded(why.added), terms]
                 rows.setdefault(f"{name}.{number}", []).append(row)
     return list(names), rows
 

@@ -223,8 +223,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10, every_head: bool =
             if not every_head:
                 largest = distinct(np.append(largest, block[block > least]))[-top:]
                 least = float(largest[0]) - _ROUNDING if len(largest) == top else 0.0
-    width = next((each.shape[-1] for each in outputs), 1)
-    return Compositions(tuple(names), reads, float(width**-0.5))
+    return Compositions(tuple(names), reads, float(next((each.shape[-1] for each in outputs), 1) ** -0.5))
 
 
 def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
@@ -445,8 +444,7 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
         many = "several tables of embeddings begin the stream"
         raise UsageError(many if found else "no table of embeddings is read at token ids")
     (table,) = found
-    shape = view.sizes_of(table)
-    if shape is None or len(shape) != 2 or shape[1] != width:
+    if (shape := view.sizes_of(table)) is None or len(shape) != 2 or shape[1] != width:
         raise UsageError(f"the embeddings have shape {list(shape or ())}, and the stream has {width} channels")
     return str(table)
 

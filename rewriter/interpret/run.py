@@ -295,8 +295,7 @@ def ids_input(maker: Maker, given: str) -> InputSpec:
         raise UsageError(f"{given} does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
     found = [spec for spec in maker.specs if spec.role is Role.IDS]
     if len(found) != 1:
-        what = f"{given} fills one input of token ids, and there are {len(found)}"
-        raise UsageError(f"{what}: give all inputs as arrays")
+        raise UsageError(f"{given} fills one input of token ids, and there are {len(found)}: give all inputs as arrays")
     return found[0]
 
 
@@ -319,6 +318,5 @@ def batch_of(index: HeadIndex, ids: Array, further: Mapping[str, Array]) -> Case
 def _ids(specs: Sequence[InputSpec], feeds: Mapping[str, Array]) -> Iterator[tuple[int, ...]]:
     """The token ids of the first sequence in each input that has ids."""
     for spec in specs:
-        array = feeds.get(spec.name)
-        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.size:
+        if spec.role is Role.IDS and (array := feeds.get(spec.name)) is not None and array.ndim > 1 and array.size:
             yield tuple(int(number) for number in array.reshape(-1, array.shape[-1])[0])

@@ -93,11 +93,10 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Sublayer])
 
 def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str, Norm]) -> Write | None:
     """The first sum of a tensor with data, past biases, scales, a normalisation and layout."""
-    norm = None
+    norm: Norm | None = None
     while True:
-        if tensor in norms:
-            norm = norms[tensor]
-            tensor = norm.output
+        norm = norms.get(tensor, norm)
+        tensor = norms[tensor].output if tensor in norms else tensor
         readers = view.readers(tensor)
         if len(readers) != 1:
             return None
@@ -142,8 +141,7 @@ def chain_to(view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str,
     tensor, token, factor = view.before(logits), None, 1.0
     unembedding: Projection | None = None
     tensor = view.before(without_constant(view, tensor, "Add")[0])
-    operator = made_linearly(view, constants, tensor)
-    if operator is not None and operator.axis == -1:
+    if (operator := made_linearly(view, constants, tensor)) is not None and operator.axis == -1:
         try:
             unembedding = matrix_of(view, constants, operator, biased=True)
         except LostError as lost:
@@ -158,8 +156,7 @@ def chain_to(view: GraphView, sublayers: Sequence[Sublayer], added: Mapping[str,
         node = view.made_by(tensor)
         where = label(node) if node is not None else tensor
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
-    stages = _stages(view, sublayers, added, norm.output, output)
-    return Chain(stages, norm, unembedding, logits, token, factor)
+    return Chain(_stages(view, sublayers, added, norm.output, output), norm, unembedding, logits, token, factor)
 
 
 def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:

@@ -73,8 +73,7 @@ class HeadNorm:
 
     def by_head(self, output: Array, batch: int) -> Array:
         """[batch, tokens, heads, d_head] of the output."""
-        rows = np.moveaxis(output, self.axis, 1).reshape(batch, -1, prod(self.shape))
-        return np.asarray(rows[..., self.columns])
+        return np.asarray(np.moveaxis(output, self.axis, 1).reshape(batch, -1, prod(self.shape))[..., self.columns])
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,8 +89,7 @@ class Tracer:
     @cached_property
     def readers(self) -> dict[str, LinearOperator]:
         """The product that is the source of an operator's data, up to layout, to the first such operator."""
-        made = reversed(self.linear.values())
-        return {name: each for each in made for name in self.view.back(each.data, REARRANGED)}
+        return {name: each for each in reversed(self.linear.values()) for name in self.view.back(each.data, REARRANGED)}
 
     @cached_property
     def _feeds(self) -> Mapping[str, Array]:
@@ -293,14 +292,12 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     # In primitive operators: an Add and a Mul of constants after a division by a mean.
     data, bias = without_constant(view, tensor, "Add")
     data, scale = without_constant(view, data, "Mul")
-    shape = constants.shape(scale) or ()
-    if len([size for size in shape if size != 1]) != 1 or not _contains_mean(view, data):
+    if len([size for size in constants.shape(scale) or () if size != 1]) != 1 or not _contains_mean(view, data):
         return None
     # The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), where x is not the result of a mean.
     node = view.made_by(view.before(data))
     names = list(node.input) if node is not None else []
-    makers = [view.made_by(name) for name in names]
-    centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
+    centred = [maker.input[0] for maker in map(view.made_by, names) if maker is not None and maker.op_type == "Sub"]
     normalised = next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")
     return Norm(tensor, scale, bias, normalised)
 

@@ -224,8 +224,7 @@ class FolderReport(Report):
         blocks = tuple(block for each in reports for block in each.blocks)
         before = Shape(operators, operators.total(), sum(each.before.bytes for each in reports))
         seconds = {"total": sum(each.seconds["total"] for each in reports)}
-        statuses = (each.exit_status for each in reports if each.converted)
-        status = max(statuses, default=ExitStatus.NOTHING_TO_CONVERT)
+        status = max((each.exit_status for each in reports if each.converted), default=ExitStatus.NOTHING_TO_CONVERT)
         about = reports[0].environment, reports[0].options
         made = (folder, output, reports[0].form, blocks, before, None, None, seconds, (), status, *about)
         return cls(*made, models=models, copied=copied)
@@ -360,8 +359,7 @@ class Certification(Result):
         """This certificate with what is wrong in one that was read, if any; times and paths are not compared."""
         if stated is None:
             return self
-        ours: dict[str, Any] = json.loads(json_text(self.to_json()))
-        return replace(self, wrong=tuple(_differences(ours, stated, "")))
+        return replace(self, wrong=tuple(_differences(json.loads(json_text(self.to_json())), stated, "")))
 
 
 @dataclass(frozen=True)

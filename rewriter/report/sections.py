@@ -75,11 +75,8 @@ def written(value: str | float | None, kind: Kind) -> str:
     """A value as text; a dash for None."""
     if value is None or isinstance(value, str):
         return "-" if value is None else value
-    if kind == "error" and value == 0.0:
-        return "0"
-    if kind == "ratio" and abs(value) >= _LARGE_RATIO:
-        return f"{value:.1e}"
-    return f"{value:{_FORMATS[kind]}}"
+    form = ".1e" if kind == "ratio" and abs(value) >= _LARGE_RATIO else _FORMATS[kind]
+    return "0" if kind == "error" and value == 0.0 else f"{value:{form}}"
 
 
 def _cell(value: Cell | str | float | None, kind: Kind) -> Cell:
@@ -148,11 +145,10 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
     if proof.providers:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
         text = ", text among them" if any(name.endswith("text") for name in proof.cases) else ""
-        where = f"{counted(len(proof.cases), 'input')}{text}, on {', '.join(proof.providers)}"
         ratio = f"; against float64 their root mean square error is {proof.error_ratio:.2f} times the original's"
         ratio = "" if isnan(proof.error_ratio) else ratio
         far = f": the outputs differ by at most {written(max(outputs), 'error')}{ratio}" if outputs else ""
-        yield "run", "Only run", f"on {where}{far}."
+        yield "run", "Only run", f"on {counted(len(proof.cases), 'input')}{text}, on {', '.join(proof.providers)}{far}."
 
 
 def block_parts(report: Report) -> list[Part]:
@@ -201,11 +197,10 @@ def float_table(report: Report) -> Table:
     used = dict.fromkeys((row.program or "", row.type) for row in report.converted if report.form == "local")
     known = [floats["errors"].get(kind, {}).get(program) for program, kind in used]
     rows = [(*each, *errors) for each, errors in zip(used, known, strict=True)] if all(known) else []
-    heads = "program:name, at every finite, heads:error, original's nodes:error"
     where = f"measured with onnxruntime {floats['onnxruntime']} on {floats['instructions']}"
     here = report.environment.get("onnxruntime", "none")
     title = f"Largest error over max(1, |f|), in the program's domain, {where}; here: onnxruntime {here}"
-    return Table.of(title, heads, rows)
+    return Table.of(title, "program:name, at every finite, heads:error, original's nodes:error", rows)
 
 
 def summary(report: Report, width: int) -> Iterator[str]:
@@ -297,8 +292,7 @@ def region_table(certificate: Certificate) -> Table:
         least = None if bound.exact else bound.at_least
         alike.setdefault((each.nodes, proved, bound.bound, least, where), []).append(each.original)
     heads = "activation:name, nodes:count, proved, error at most:error, error at least:error, for"
-    rows = ((folded(names), *row) for row, names in alike.items())
-    return Table.of(f"Certified {reach(certificate)}", heads, rows)
+    return Table.of(f"Certified {reach(certificate)}", heads, ((folded(names), *row) for row, names in alike.items()))
 
 
 def operators(row: BlockRow) -> str:
@@ -321,9 +315,8 @@ def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
         shares = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
         return (each.name, provider if len(proof.providers) > 1 else None, each.max_abs, *shares, rule, verdict)
 
-    title = "Errors as shares of the output's norm; with a tolerance, in its units"
     rows = (row(name, each) for name, run in proof.providers.items() for each in run.compared.values())
-    return Table.of(title, heads, rows)
+    return Table.of("Errors as shares of the output's norm; with a tolerance, in its units", heads, rows)
 
 
 def operator_table(title: str, counts: Mapping[str, tuple[int, int]]) -> Table:
@@ -346,8 +339,7 @@ def compared(found: Comparison, *, verbose: bool = False) -> Parts:
     """A comparison, without its verdict and problems."""
     if found.files is not None:
         yield from _files(found.files, verbose=verbose)
-    proof = found.proof
-    if proof is not None:
+    if (proof := found.proof) is not None:
         if verbose:
             yield region_table(proof.certificate), ""
         if proof.providers:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import rich.box
 import rich.console
@@ -107,8 +107,7 @@ def drawn(table: Table) -> rich.table.Table:
     made = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, **title)
     for column in table.columns:
         longest = max(map(len, column.name.split()), default=0)
-        justify: Literal["left", "right"] = "right" if column.numeric else "left"
-        made.add_column(column.name, justify=justify, overflow="fold", min_width=longest)
+        made.add_column(column.name, justify="right" if column.numeric else "left", overflow="fold", min_width=longest)
     for row in table.rows:
         made.add_row(*(plain(each.text, _COLOURS.get(each.style, each.style)) for each in row))
     return made

@@ -113,6 +113,4 @@ def _shortened(value: Any) -> Any:
         return short(value)
     if isinstance(value, dict):
         return {key: _shortened(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shortened(each) for each in value]
-    return value
+    return [_shortened(each) for each in value] if isinstance(value, list | tuple) else value
