@@ -424,7 +424,9 @@ class Pair:
                 return ours, theirs
             if reading in self._heads or not self._read_heads(reading).regions:
                 self._differ.append((reading, case))
-                failures = self._heads[reading].failures
+                # Claimed blocks first: what is scaled in front of a softmax counts as an activation too.
+                every = self._heads[reading].failures.items()
+                failures = dict(sorted(every, key=lambda each: self._found(each[0])[1] not in self._claims))
                 self._about = self._about or next(iter(failures), "")
                 unread = [f"what became of '{name}' there was not read: {text}" for name, text in failures.items()]
                 self._reason = "; ".join([f"output '{differing[0]}' has other values", *unread[:1]])
