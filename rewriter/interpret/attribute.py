@@ -248,8 +248,13 @@ def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
     return zero, np.where(near, (above - below) / (2 * _SLOPE_STEP), (function(y) - zero) / np.where(near, 1.0, y))
 
 
-# Sublayers that read one value of the stream, by name, and the normalisation behind them.
-FrozenStage = tuple[Mapping[str, AttentionStep | NeuronStep], FrozenNorm | None]
+@dataclass(frozen=True, eq=False)
+class FrozenStage:
+    """Sublayers that read one value of the stream."""
+
+    steps: Mapping[str, AttentionStep | NeuronStep]
+    norm: FrozenNorm | None  # behind them
+
 
 # Terms of a sum, [terms, ...] for each source: one, or those of a sublayer's members.
 Terms = Sequence[tuple[str, Array]]
@@ -266,11 +271,11 @@ class Written:
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """The parts [terms, R], last first, of the stream that stage `before` reads, along rows [R, D]."""
-        for steps, norm in reversed(self.stages[:before]):
-            if norm is not None:
-                yield f"{next(iter(steps))}.after.ln.b", norm.bias[None] @ rows.T
-                rows = norm.back(rows, token)
-            for name, step in steps.items():
+        for stage in reversed(self.stages[:before]):
+            if stage.norm is not None:
+                yield f"{next(iter(stage.steps))}.after.ln.b", stage.norm.bias[None] @ rows.T
+                rows = stage.norm.back(rows, token)
+            for name, step in stage.steps.items():
                 inner = rows if step.after is None else step.after.back(rows, token)
                 vectors = None if self.vectors is None else self.vectors(name, step, token)
                 yield name, step.parts(token, inner) if vectors is None else vectors @ inner.T
@@ -321,7 +326,7 @@ class Linear:
     @property
     def effects(self) -> dict[str, Array]:
         """As `Attribution.effects`."""
-        steps = [pair for own, _ in self.stages for pair in own.items()]
+        steps = [pair for stage in self.stages for pair in stage.steps.items()]
         return {name: (self.inside[name].at * step.written).sum(axis=-1) for name, step in steps}
 
     @property
@@ -352,7 +357,8 @@ class FrozenRun:
             needed |= {stage.before, stage.after, stage.norm.output if stage.norm else ""}
             for own in stage.sublayers:
                 before, after = self._norm(own), self.index.writes[own.name].norm
-                needed |= {before.output if before else "", *((after.data, after.output) if after else ())}
+                needed |= {before.output} if before else set()
+                needed |= {after.data, after.output} if after else set()
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
                 needed.update(tensors_of(self.hooks[hook] for hook in self._hooks(own).values()))
         self.values = values_of(self.index, self.case, sorted(needed - {""}), wide=True)
@@ -437,11 +443,11 @@ class FrozenRun:
         constants["final.ln.b"] = np.asarray((read * end.bias).sum())
         gradient = last = end.back(read)
         stages, inside = self.stages(len(chain.stages)), dict[str, Inside]()
-        for steps, norm in reversed(stages):
-            after = gradient if norm is None else norm.back(gradient)
-            made = {name: step.through(after) for name, step in steps.items()}
-            if norm is not None:
-                next(iter(made.values())).constants["after.ln.b"] = np.asarray((gradient * norm.bias).sum())
+        for stage in reversed(stages):
+            after = gradient if stage.norm is None else stage.norm.back(gradient)
+            made = {name: step.through(after) for name, step in stage.steps.items()}
+            if stage.norm is not None:
+                next(iter(made.values())).constants["after.ln.b"] = np.asarray((gradient * stage.norm.bias).sum())
             inside, gradient = made | inside, after + sum(each.read for each in made.values())
         return Linear(value, shown[position].copy(), start, stages, gradient, last, inside, constants, token)
 
@@ -452,7 +458,7 @@ class FrozenRun:
             steps, norm = {named.name: self._step(stage, named) for named in stage.sublayers}, None
             if stage.norm is not None:
                 norm = self.freeze(stage.norm, stage.after, self.chain.stages[place].sublayers[0].name)
-            found.append((steps, norm))
+            found.append(FrozenStage(steps, norm))
         return found
 
     def _step(self, stage: Stage, own: Sublayer) -> AttentionStep | NeuronStep:

@@ -242,7 +242,7 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
     chosen = np.zeros(sizes.size, bool)
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
     found: dict[str, Members] = {}
-    for name, step in (pair for steps, _ in linear.stages for pair in steps.items()):
+    for name, step in (pair for stage in linear.stages for pair in stage.steps.items()):
         neurons, effects, at = isinstance(step, NeuronStep), every[name], linear.inside[name].at
         own, chosen = chosen[: effects.size].reshape(effects.shape), chosen[effects.size :]
         places, starts = np.zeros(effects.shape, np.int64), [len(nodes)]
@@ -282,8 +282,8 @@ class _Edges:
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
         self._blocks: list[tuple[Array, Array, Array]] = []
         target = np.array([len(nodes) - 1])
-        for place, (steps, _) in enumerate(linear.stages):
-            for name in steps:
+        for place, stage in enumerate(linear.stages):
+            for name in stage.steps:
                 own = members[name]
                 reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
                 for token, read in enumerate(reads):
