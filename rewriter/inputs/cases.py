@@ -501,7 +501,8 @@ class Maker:
         """One case; the number varies the values."""
         shapes, kinds = self.sizes(setting)
         parts = [f"{name} {kinds[kind]}" for kind, name in _NAMED.items() if kind in self.varied]
-        parts += [f"cache branch {'on' if setting[-1] else 'off'}"] * self.branches
+        if self.branches:
+            parts.append(f"cache branch {'on' if setting[-1] else 'off'}")
         if any([*self._texts(shapes[name], number)] for name in self._worded):
             parts.append("text")
         for name, shape in shapes.items():
