@@ -55,7 +55,8 @@ class Forgiving(io.FileIO):
             return len(data)
         except OSError as error:
             self.failed = True  # what the buffer still holds follows
-            raise UsageError(f"cannot write standard output: {error.strerror}; free some space on its disk") from error
+            stream = "standard error" if self.fileno() == 2 else "standard output"
+            raise UsageError(f"cannot write {stream}: {error.strerror}; free some space on its disk") from error
 
 
 class _Completing(click.Group):

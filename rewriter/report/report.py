@@ -266,7 +266,7 @@ def reach(certificate: Certificate) -> str:
     tokens = "" if longest is None else f" and up to {counted(longest, 'token')}"
     domain = "" if certificate.domain is None else f"for |pre-activation| <= {certificate.domain:g}{tokens}"
     if certificate.sizes:
-        return f"{domain or 'for every input'} of {counted(len(certificate.sizes), 'size')}"
+        return f"{domain or 'for every input'} at {counted(len(certificate.sizes), 'size')}"
     return domain or ("for every input" if longest is None else f"for every input of up to {counted(longest, 'token')}")
 
 

@@ -20,7 +20,7 @@ def test_a_difference_at_lengths_that_are_not_tried_is_not_certified_there() -> 
     for found in (validate(a, b), diff(a, b)):
         sizes = found.validation.certificate.sizes
         assert (found.verdict, sizes[2]) == ("certified at the sizes tried", "batch 1, sequence 61")
-        assert "of 4 sizes" in found.summary
+        assert "at 4 sizes" in found.summary
         assert any(
             each.startswith("why not at every size: Add 'out' reads what depends on sizes") for each in found.notes
         )
