@@ -372,7 +372,7 @@ class _Expansion(Writer):
             outside = self.put("Sub", positions, self.constant(window))
             seen = self.put("And", seen, self.put("Greater", key_positions, outside))
         sink, smooth = given.get("sink", ""), integer_of(self.node, "smooth_softmax", 0)
-        if sink or smooth:
+        if sink or smooth == 1:
             sink = self.put("Reshape", sink or self.float(0.0), self.constant([1, -1, 1, 1]))
         made, _ = self.attended(query, keys, values, heads // groups, bias, seen, sink)
         self.outputs(self.joined(made), *presents)
@@ -394,7 +394,8 @@ class _Expansion(Writer):
             raise self.lost("its queries see a window of keys")
         shapes = [self.of(given.get(name, "")).shape or () for name in _SIDES[:2]]
         counts = [shape[-2] for shape in shapes if 1 < len(shape) < _RANK_PACKED and isinstance(shape[-2], int)]
-        if integer_of(self.node, "unidirectional", 0) and counts != sorted(counts, reverse=True):
+        causal = integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0)
+        if causal and counts != sorted(counts, reverse=True) and (self.node.domain or "past_key" in given):
             raise self.lost("it has more keys than queries, where onnxruntime's mask is not causal")
         ranks = [self.rank(given[name]) for name in _SIDES if name in given]
         for name, rank in zip(_SIDES, ranks, strict=False):
@@ -477,7 +478,7 @@ class _Expansion(Writer):
 
     def within(self, bounds: str, query: str, keys: str) -> str:
         """Whether keys are within bounds: by sequence where they end, perhaps followed by where they begin."""
-        sizes = [self.of(name).shape or (None,) for name in (bounds, self.node.input[0])]
+        sizes = [self.of(name).shape or (None,) for name in (self.given["seen"], self.node.input[0])]
         (count, *_), (rows, *_) = sizes
         if isinstance(count, int) and isinstance(rows, int) and count not in (rows, 2 * rows):
             raise self.lost("its mask holds cumulated lengths")
