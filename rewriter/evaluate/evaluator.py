@@ -258,7 +258,7 @@ class Evaluator:
         for value in graph.input:
             if value.name in self.feeds:
                 self._feed(value.name, self.feeds[value.name])
-            elif value.name in self.program.overridable and is_float(defaults.get(value.name)):
+            elif value.name in self.program.overridable and value.name in defaults:
                 self._feed(value.name, defaults[value.name])  # a caller may replace the default
         for node, dead in self.program.nodes(graph):
             if self.needed is not None and self.needed.isdisjoint(node.output):

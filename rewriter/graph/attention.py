@@ -395,7 +395,8 @@ class _Expansion(Writer):
         shapes = [self.of(given.get(name, "")).shape or () for name in _SIDES[:2]]
         counts = [shape[-2] for shape in shapes if 1 < len(shape) < _RANK_PACKED and isinstance(shape[-2], int)]
         causal = integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0)
-        if causal and counts != sorted(counts, reverse=True) and (self.node.domain or "past_key" in given):
+        odd = self.node.domain or (counts[:1] == [1] and "past_key" in given)  # where onnxruntime's mask is not causal
+        if causal and counts != sorted(counts, reverse=True) and odd:
             raise self.lost("it has more keys than queries, where onnxruntime's mask is not causal")
         ranks = [self.rank(given[name]) for name in _SIDES if name in given]
         for name, rank in zip(_SIDES, ranks, strict=False):

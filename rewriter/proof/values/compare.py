@@ -185,8 +185,11 @@ class Pair:
         # What is a constant of A is one of B too, even if B's newer IR version lets callers replace it.
         self.b.overridable &= self.a.overridable
         defaults = [each.weights(each.graph) for each in (self.a, self.b)]
+        self._others = dict[str, Array]()  # numbers for integers that have a default
         for default in sorted(self.a.overridable):
             x, y = (each.get(default) for each in defaults)
+            if x is not None and x.dtype.kind in "biu":
+                self._others[default] = ~x if x.dtype.kind == "b" else x + x.dtype.type(1)
             if x is not None and y is not None and (x.shape != y.shape or content(x) != content(y)):
                 raise Unsupported(f"the input '{default}' has another default in the second model")
             if default not in inputs or (default in read[0] and default not in read[1]):
@@ -286,7 +289,7 @@ class Pair:
         draws = [self._drawn(number + k, loose=self._loose and (number + k) % 2 == 1) for k in range(count)]
         found = self._round(reading, draws)
         if not found and self._loose and self.unable:
-            self._loose, self.unable = False, False
+            self._loose, self._others, self.unable = bool(self._others), {}, False
             return self._next(reading, number, count)
         return found
 
@@ -299,7 +302,7 @@ class Pair:
         brief = 0 < number < _ROUNDS and self._settings == _BRIEF[0]  # further rounds are for signs
         most = 1 if brief or (self._large and number >= _ROUNDS) else None
         if loose:
-            return taken[:most]
+            return [replace(each, feeds={**each.feeds, **self._others}) for each in taken[:most]]
         names = {each.name for each in drawn}
         self.points = taken + [each for each in self.points if each.name not in names]
         if len(self.points) == 1 and not number:
