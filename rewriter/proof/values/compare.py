@@ -61,6 +61,7 @@ _MANY_ROUNDS = 16  # where both models take signs of multiples of each other: a 
 _COINS = 20  # signs with which each result of a decision must have been drawn, in all rounds
 _MOST_APART = 4  # pairs of tensors that are taken apart one by one
 _MOST_TURNED = 2**4  # sets of comparisons of integers that are given the result that they never had
+_MIXED = 12  # how often each is: at first all of their entries, then random ones, of which few differ
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
 """The share of an output's norm that float64 may be off by, that of its largest number below which numbers are
@@ -705,7 +706,6 @@ class Pair:
         for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
             self._about = self._block_with({one_way})
             return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
-        points = [(run.field.modulus, run.field.key, run.feeds) for run in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
@@ -719,9 +719,10 @@ class Pair:
                 if len(tried) == _MOST_TURNED:
                     return f"inputs may choose by '{name}' and others, in more ways than can be tried"
                 tried.add(both[0])
-                for mixed in (False, True):
+                for mixed in range(2 if self._large else _MIXED):
+                    points = [(run.field.modulus, secrets.token_bytes(16), run.feeds) for run in ours]
                     (mine, failed), (others, lost) = (
-                        self._evaluated(program, points, reading, turned=turned, mixed=mixed)
+                        self._evaluated(program, points, reading, turned=turned, mixed=bool(mixed))
                         for program, turned in zip((self.a, self.b), both, strict=True)
                     )
                     if not any((*failed, *lost)):
