@@ -374,6 +374,8 @@ class Evaluator:
     def _choosing(self, call: Call, operands: Sequence[Any], made: Any) -> Any:
         """What a node of integers makes, noted where it compares them."""
         asked = call.kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
+        flags = self.decided.issuperset(call.node.input) and not self.choices.keys() >= {*call.node.input}
+        asked |= flags and call.kind in ("And", "Or")  # which are seldom all on
         compares = asked or call.kind in (CHOOSING if call.decided else COMPARISONS)
         return self._compared(call, operands, tuple_of(made)[0]) if compares else made
 

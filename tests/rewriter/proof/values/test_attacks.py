@@ -282,6 +282,8 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "a mask of any numbers": ((f"{TOKENS[0]}, int32[batch, tokens] lengths", TOKENS[1]),
         "out = com.microsoft.Attention<num_heads = 2>(x, QKV, B, lengths)",
         "out = com.microsoft.Attention<num_heads = 2, mask_filter_value = -1.0>(x, QKV, B, lengths)"),
+    "four flags": ((f"{ONE[0]}, bool f, bool g, bool h, bool i", ONE[1]), "out = Identity(x)",
+        "j = Not(g) k = Not(i) l = And(f, j) m = And(l, h) o = And(m, k) z = Neg(x) out = Where(o, z, x)"),
     "a default that is an integer": ((f"{TOKENS[0]}, int64[1] j2", TOKENS[1]),
         "c = Cast<to = 1>(j2) d = Mul(x, c) out = Mul(d, f7)",
         "z = Sub(j2, j2) c = Cast<to = 1>(z) d = Add(x, x) e = Add(d, c) out = Mul(e, f7)"),
