@@ -259,12 +259,11 @@ class Evaluator:
         self.environment.update(self.replaced)
         weights = self.program.weights(graph)
         self.fixed |= weights.keys() - self.program.overridable
-        defaults = weights if isinstance(self.arithmetic, Field) else {}
+        replaceable = self.program.overridable if isinstance(self.arithmetic, Field) else ()
+        given = {**{name: weights[name] for name in replaceable}, **self.feeds}
         for value in graph.input:
-            if value.name in self.feeds:
-                self._feed(value.name, self.feeds[value.name])
-            elif value.name in self.program.overridable and is_float(defaults.get(value.name)):
-                self._feed(value.name, defaults[value.name])  # a caller may replace the default
+            if value.name in given:
+                self._feed(value.name, given[value.name])
         for node, dead in self.program.nodes(graph):
             if self.needed is not None and self.needed.isdisjoint(node.output):
                 continue
@@ -358,10 +357,7 @@ class Evaluator:
                 index, depth, values = operands
                 self._compared(call, [index[..., None], np.arange(int(depth.item()))], made)
                 return values.sum() - made if node.output[0] in self.turned else made
-            asked = kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
-            if (asked or kind in (CHOOSING if call.decided else COMPARISONS)) and not self.fixed.issuperset(node.input):
-                return self._compared(call, operands, tuple_of(made)[0])
-            return made
+            return made if self.fixed.issuperset(node.input) else self._choosing(call, operands, made)
         if found is None:
             return self._opaque(call, operands)
         entries = [each for each in operands if isinstance(each, Value)]
@@ -370,13 +366,22 @@ class Evaluator:
             return self._both_ways(found, call, numbers, operands)
         return found(call, *operands)
 
-    def part(self, call: Call, operands: list[Any]) -> Sequence[Any]:
-        """The outputs of one of the nodes that define an operator."""
+    def part(self, call: Call, operands: list[Any], chosen: bool) -> Sequence[Any]:
+        """The outputs of one of the nodes that define an operator; comparisons that are `chosen` are noted."""
         if not any(isinstance(each, Value) for each in operands):
-            return tuple_of(self._plain(call, operands, self.program.kernels_of_parts))
+            made = self._plain(call, operands, self.program.kernels_of_parts)
+            return tuple_of(self._choosing(call, operands, made) if chosen else made)
         if (found := row(*key_of(call.node))) is None:
             raise Unsupported(f"data decides {call.kind}")
         return tuple_of(found(call, *operands))
+
+    def _choosing(self, call: Call, operands: Sequence[Any], made: Any) -> Any:
+        """What a node of integers makes, noted where it compares them."""
+        asked = call.kind in CASTS and operands[0].dtype.kind in "iu" and getattr(made, "dtype", None) == np.bool_
+        flags = self.decided.issuperset(call.node.input) and not self.choices.keys() >= {*call.node.input}
+        asked |= flags and call.kind in ("And", "Or")  # which are seldom all on
+        compares = asked or call.kind in (CHOOSING if call.decided else COMPARISONS)
+        return self._compared(call, operands, tuple_of(made)[0]) if compares else made
 
     def _compared(self, call: Call, operands: Sequence[Any], made: Array) -> Array:
         """What an operator makes that compares integers: its first operand with each other one, a bound, or 0."""

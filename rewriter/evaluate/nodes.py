@@ -27,6 +27,7 @@ _SMALL, _MAX_HELD = 2**12, 4
 """Entries of results that are kept; and how many larger ones are, since evaluations run in lockstep."""
 _MAX_IR = 11
 _FLOAT = onnx.TensorProto.FLOAT
+_LENGTHS = "GroupQueryAttention"  # its lengths are drawn as it takes them
 
 
 class Kernels:
@@ -125,17 +126,16 @@ def _defined(call: Call, *operands: Any) -> tuple[Any, ...]:
     known = {name: x for name, x in given.items() if x is not None}
     types = {name: TensorType(_FLOAT if is_float(x) else elem_type_of(x), x.shape) for name, x in known.items()}
     types[node.output[0]] = TensorType(_FLOAT)
-    decided = evaluator.decided.intersection(known)
     given[""] = None
     parts = evaluator.program.definition(node, types)
     if not known.keys().isdisjoint(name for part in parts for name in part.output):
         raise Unsupported("an operand has the name of a part of its definition")
     for part in parts:
-        follows = part.op_type != "Shape" and not decided.isdisjoint(part.input)
+        follows = part.op_type != "Shape" and not evaluator.decided.isdisjoint(part.input)
         inner = Call(part, part.op_type, evaluator.program.attributes(part), evaluator, follows)
-        made = evaluator.part(inner, [given[name] for name in part.input])
+        made = evaluator.part(inner, [given[name] for name in part.input], follows and node.op_type != _LENGTHS)
         given |= {**dict(zip(part.output, made, strict=False)), "": None}
-        decided |= set(part.output) if follows else set()
+        evaluator.decided |= set(part.output) if follows else set()
     return tuple(given.get(name) for name in node.output)
 
 

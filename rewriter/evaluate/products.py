@@ -200,7 +200,7 @@ def _rotary(call: Call, x: Any, cos: Any, sin: Any, positions: Any = None) -> An
         read = call.evaluator.rows if chosen else lambda _, table, index: call.move(table, lambda t: t[index])
         cos, sin = (read(call, table, at) for table in (cos, sin))
     entries, cos, sin = call.entries(x), call.entries(cos)[:, None], call.entries(sin)[:, None]
-    width, interleaved = call.get("rotary_embedding_dim", 0) or 2 * cos.shape[-1], call.get("interleaved")
+    width, interleaved = call.get("rotary_embedding_dim", 0) or 2 * cos.shape[-1], call.get("interleaved") == 1
     part, rest = entries[..., :width], entries[..., width:]
     one, two = (part[..., ::2], part[..., 1::2]) if interleaved else np.split(part, 2, -1)
     made = f.sub(f.mul(one, cos), f.mul(two, sin)), f.add(f.mul(one, sin), f.mul(two, cos))

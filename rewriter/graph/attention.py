@@ -280,7 +280,7 @@ class _Expansion(Writer):
             scale = self.put("Cast", self.put("Reciprocal", self.put("Sqrt", width)), to=self.kind)
         scores = self.put("MatMul", query, self.put("Transpose", key, perm=[0, 1, 3, 2]), name="product")
         product = scores = self.put("Mul", scores, scale)
-        if cap := self.number("softcap", 0.0):
+        if (cap := self.number("softcap", 0.0)) > 0:
             limit = self.float(cap)
             scores = self.put("Mul", self.put("Tanh", self.put("Div", scores, limit)), limit)
         capped = scores
@@ -338,7 +338,7 @@ class _Expansion(Writer):
         prompt = self.put("Equal", longest, count)
         before = self.put("Where", prompt, self.constant(0), before)
         positions = key_positions = self.put("Add", before, self.places(count))
-        if integer_of(self.node, "do_rotary", 0):
+        if integer_of(self.node, "do_rotary", 0) == 1:
             at = given.get("positions", positions)
             if at != positions:  # of a prompt, the kernel reads the first one
                 first = self.part(self.put("Reshape", at, self.constant([-1])), 0, 0, 1)
@@ -372,7 +372,7 @@ class _Expansion(Writer):
             outside = self.put("Sub", positions, self.constant(window))
             seen = self.put("And", seen, self.put("Greater", key_positions, outside))
         sink, smooth = given.get("sink", ""), integer_of(self.node, "smooth_softmax", 0)
-        if sink or smooth:
+        if sink or smooth == 1:
             sink = self.put("Reshape", sink or self.float(0.0), self.constant([1, -1, 1, 1]))
         made, _ = self.attended(query, keys, values, heads // groups, bias, seen, sink)
         self.outputs(self.joined(made), *presents)
@@ -394,7 +394,9 @@ class _Expansion(Writer):
             raise self.lost("its queries see a window of keys")
         shapes = [self.of(given.get(name, "")).shape or () for name in _SIDES[:2]]
         counts = [shape[-2] for shape in shapes if 1 < len(shape) < _RANK_PACKED and isinstance(shape[-2], int)]
-        if integer_of(self.node, "unidirectional", 0) and counts != sorted(counts, reverse=True):
+        causal = integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0) == 1
+        odd = self.node.domain or (counts[:1] == [1] and "past_key" in given)  # where onnxruntime's mask is not causal
+        if causal and counts != sorted(counts, reverse=True) and odd:
             raise self.lost("it has more keys than queries, where onnxruntime's mask is not causal")
         ranks = [self.rank(given[name]) for name in _SIDES if name in given]
         for name, rank in zip(_SIDES, ranks, strict=False):
@@ -466,7 +468,7 @@ class _Expansion(Writer):
         if count:
             filled = self.put("Less", self.places(self.size(keys, 2)), count)
             seen = self.put("And", seen, filled) if seen else filled
-        if integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0):
+        if integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0) == 1:
             places = self.axis(self.places(self.size(query, 2)), 1)
             before = self.put("Sub", count, self.size(query, 2)) if count else self.size(past, 2) if past else ""
             places = self.put("Add", places, before) if before else places
@@ -477,8 +479,7 @@ class _Expansion(Writer):
 
     def within(self, bounds: str, query: str, keys: str) -> str:
         """Whether keys are within bounds: by sequence where they end, perhaps followed by where they begin."""
-        sizes = [self.of(name).shape or (None,) for name in (bounds, self.node.input[0])]
-        (count, *_), (rows, *_) = sizes
+        (count, *_), (rows, *_) = (self.of(name).shape or (None,) for name in (self.given["seen"], self.node.input[0]))
         if isinstance(count, int) and isinstance(rows, int) and count not in (rows, 2 * rows):
             raise self.lost("its mask holds cumulated lengths")
         zero, batch, places = self.constant([0]), self.size(query, 0), self.places(self.size(keys, 2))

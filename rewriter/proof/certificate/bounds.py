@@ -307,6 +307,7 @@ class Taylor:
 
     def __init__(self, centre: arb) -> None:
         self.centre = centre
+        ctx.cap = max(ctx.cap, _ORDER + 1)  # flint cuts series to so many terms
 
     def pi(self) -> arb_series:
         return arb_series([arb.pi()], _ORDER + 1)

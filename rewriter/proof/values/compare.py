@@ -61,6 +61,7 @@ _MANY_ROUNDS = 16  # where both models take signs of multiples of each other: a 
 _COINS = 20  # signs with which each result of a decision must have been drawn, in all rounds
 _MOST_APART = 4  # pairs of tensors that are taken apart one by one
 _MOST_TURNED = 2**4  # sets of comparisons of integers that are given the result that they never had
+_MIXED = 12  # how often each is: at first all of their entries, then random ones, of which few differ
 _COIN = "one model decides by the sign of what the other does not"
 _GROSS, _NEAR_ZERO, _COARSE = 0.1, 1e-3, 1e-3
 """The share of an output's norm that float64 may be off by, that of its largest number below which numbers are
@@ -185,8 +186,11 @@ class Pair:
         # What is a constant of A is one of B too, even if B's newer IR version lets callers replace it.
         self.b.overridable &= self.a.overridable
         defaults = [each.weights(each.graph) for each in (self.a, self.b)]
+        self._others = dict[str, Array]()  # numbers for integers that have a default
         for default in sorted(self.a.overridable):
             x, y = (each.get(default) for each in defaults)
+            if x is not None and x.dtype.kind in "biu":
+                self._others[default] = ~x if x.dtype.kind == "b" else x + x.dtype.type(1)
             if x is not None and y is not None and (x.shape != y.shape or content(x) != content(y)):
                 raise Unsupported(f"the input '{default}' has another default in the second model")
             if default not in inputs or (default in read[0] and default not in read[1]):
@@ -286,7 +290,7 @@ class Pair:
         draws = [self._drawn(number + k, loose=self._loose and (number + k) % 2 == 1) for k in range(count)]
         found = self._round(reading, draws)
         if not found and self._loose and self.unable:
-            self._loose, self.unable = False, False
+            self._loose, self._others, self.unable = bool(self._others), {}, False
             return self._next(reading, number, count)
         return found
 
@@ -299,7 +303,7 @@ class Pair:
         brief = 0 < number < _ROUNDS and self._settings == _BRIEF[0]  # further rounds are for signs
         most = 1 if brief or (self._large and number >= _ROUNDS) else None
         if loose:
-            return taken[:most]
+            return [replace(each, feeds={**each.feeds, **self._others}) for each in taken[:most]]
         names = {each.name for each in drawn}
         self.points = taken + [each for each in self.points if each.name not in names]
         if len(self.points) == 1 and not number:
@@ -704,7 +708,6 @@ class Pair:
         for one_way, other in ((name, other) for found, other in alone for name, same in found.items() if not same):
             self._about = self._block_with({one_way})
             return f"'{one_way}' compares integers that the {other} model does not, and no drawn input settles it"
-        points = [(run.field.modulus, run.field.key, run.feeds) for run in ours]
         pending, tried = [(frozenset[str](), frozenset[str](), ours, theirs)], set[frozenset[str]]()
         for in_a, in_b, a, b in pending:
             if in_a and (differing := [name for x, y in zip(a, b, strict=True) for name in self._differing(x, y)]):
@@ -718,9 +721,10 @@ class Pair:
                 if len(tried) == _MOST_TURNED:
                     return f"inputs may choose by '{name}' and others, in more ways than can be tried"
                 tried.add(both[0])
-                for mixed in (False, True):
+                for mixed in range(2 if self._large else _MIXED):
+                    points = [(run.field.modulus, secrets.token_bytes(16), run.feeds) for run in ours]
                     (mine, failed), (others, lost) = (
-                        self._evaluated(program, points, reading, turned=turned, mixed=mixed)
+                        self._evaluated(program, points, reading, turned=turned, mixed=bool(mixed))
                         for program, turned in zip((self.a, self.b), both, strict=True)
                     )
                     if not any((*failed, *lost)):

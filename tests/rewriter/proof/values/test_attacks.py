@@ -72,6 +72,8 @@ SCALED = "e = Cast<to = 1>(m) f = Unsqueeze(e, j2) g = Add(f, f1) out = Mul(x, g
 INTO, FROM = ("float[n] x, int64[n] ids", "float[n] out"), "d = Sub(ids, j99999) q = Mul(d, d)"
 STATE = """k, out = Loop(i2, , zero, x) <body = g (int64 i, bool go, int64 k, float[n] v)
     => (bool on, int64 l, float[n] p) {{ on = Identity(go) l = Gather(ids, i) {} }}>"""
+GROUPED = "float[b, t, 32] x, float[b, t, 16] k, int32[b] n, int32 m", "float[b, t, 32] out"
+GROUPS = "com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2, smooth_softmax = {}>(x, k, k, , , n, m)"
 STEPS = """i, out = Loop(i2, , x, u) <body = g (int64 k, bool go, float[n] v, float[n] o)
     => (bool on, float[n] w, float[n] p) {{ on = Identity(go) c = {}(v, f0) w = Floor(x)
     z = Mul(o, f105) p = Where(c, o, z) }}>"""
@@ -270,12 +272,30 @@ ATTACKS: dict[str, tuple[tuple[str, str], str, str]] = {
     "lengths of keys": (("float[2, t, 4] x, float[2, 6, 4] k, int64[2] lengths", "float[2, t, 4] out"),
         "out = Attention<q_num_heads = 2, kv_num_heads = 2>(x, k, k, , , , lengths)",
         "out = Attention<q_num_heads = 2, kv_num_heads = 2>(x, k, k)"),
+    "a softmax that is not smooth": (GROUPED, f"out = {GROUPS.format(-1)}", f"out = {GROUPS.format(1)}"),
+    "cumulated lengths": (("float[2, t, 4] x, int32[8] mask", "float[2, t, 4] out"),
+        "out = com.microsoft.Attention<num_heads = 2>(x, QKV, B, mask)",
+        "m = Slice(mask, i0, i4) out = com.microsoft.Attention<num_heads = 2>(x, QKV, B, m)"),
+    "a causal query behind others": (("float[2, 2, 1, 4] q, float[2, 2, 3, 4] k", "float[2, 2, 1, 4] out"),
+        "out, p, v = Attention<is_causal = 1>(q, k, k, , k, k)",
+        "s = Slice(k, i0, i1, j2) out, p, v = Attention(q, s, s, , k, k)"),
+    "a mask of any numbers": ((f"{TOKENS[0]}, int32[batch, tokens] lengths", TOKENS[1]),
+        "out = com.microsoft.Attention<num_heads = 2>(x, QKV, B, lengths)",
+        "out = com.microsoft.Attention<num_heads = 2, mask_filter_value = -1.0>(x, QKV, B, lengths)"),
+    "four flags": ((f"{ONE[0]}, bool f, bool g, bool h, bool i", ONE[1]), "out = Identity(x)",
+        "j = Not(g) k = Not(i) l = And(f, j) m = And(l, h) o = And(m, k) z = Neg(x) out = Where(o, z, x)"),
+    "a default that is an integer": ((f"{TOKENS[0]}, int64[1] j2", TOKENS[1]),
+        "c = Cast<to = 1>(j2) d = Mul(x, c) out = Mul(d, f7)",
+        "z = Sub(j2, j2) c = Cast<to = 1>(z) d = Add(x, x) e = Add(d, c) out = Mul(e, f7)"),
     "dropout in training": (ONE, "out = Dropout<is_test = 1>(x)", "out = Dropout(x)"),
     "a mask of dropout": (ONE, "y, m = Dropout(x) c = Cast<to = 1>(m) out = Mul(x, c)", "out = Identity(x)"),
     "batch statistics": (("float[n, 4] x", "float[n, 4] out"),
         "out = BatchNormalization<is_test = 1>(x, C, C, C, C)", "out = BatchNormalization(x, C, C, C, C)"),
 }  # fmt: skip
-OPSETS = {"lengths of keys": 24, "dropout in training": 6, "a mask of dropout": 10, "batch statistics": 6}
+OPSETS = {
+    "lengths of keys": 24, "a causal query behind others": 23, "dropout in training": 6, "a mask of dropout": 10,
+    "batch statistics": 6,
+}  # fmt: skip
 TRIED = {
     "a branch that cuts", "the size of a part", "every 64th token", "tokens from the 100th on",
     "equal up to 100 tokens", "twice as much up to 100 tokens",
