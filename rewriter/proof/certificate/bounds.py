@@ -314,6 +314,8 @@ class Taylor:
 
     def line(self, line: Line) -> arb_series:
         """The function a y + b, enclosed as one: for wide balls, a difference of steep lines is less precise."""
+        if not line[0]:
+            return arb_series([line[1]], _ORDER + 1)
         # Products round radii up, even those with 1.
         start = self.centre if line == (fmpq(1), fmpq(0)) else line[0] * self.centre + line[1]
         return arb_series([start, line[0]], _ORDER + 1)

@@ -429,11 +429,11 @@ class Pair:
             if reading in self._heads or not self._read_heads(reading).regions:
                 self._differ.append((reading, case))
                 # Claimed blocks first: what is scaled in front of a softmax counts as an activation too.
-                every = self._heads[reading].failures.items()
-                failures = dict(sorted(every, key=lambda each: self._found(each[0])[1] not in self._claims))
+                unread = self._heads[reading].failures.items()
+                failures = dict(sorted(unread, key=lambda named: self._found(named[0])[1] not in self._claims))
                 self._about = self._about or next(iter(failures), "")
-                unread = [f"what became of '{name}' there was not read: {text}" for name, text in failures.items()]
-                self._reason = "; ".join([f"output '{differing[0]}' has other values", *unread[:1]])
+                told = [f"what became of '{name}' there was not read: {text}" for name, text in failures.items()]
+                self._reason = "; ".join([f"output '{differing[0]}' has other values", *told[:1]])
                 return None
 
     def _round(self, reading: Reading, draws: Sequence[Sequence[Case]]) -> bool:
