@@ -213,10 +213,16 @@ class Shapes:
             # Operands that do not fit at these sizes, such as a mask that broadcasts at batch 1 only.
             wide = max((self.of(name) or () for name in node.input if node.op_type in BROADCAST), key=len, default=None)
             for name in node.output:
-                stated = [sizes for sizes in (found.get(name), self.of(name), wide) if sizes is not None]
+                dims = shapes.get(name)
+                declared = None if dims is None else tuple(map(self._size, dims))
+                stated = [sizes for sizes in (found.get(name), declared, wide) if sizes is not None]
                 if stated:
                     alike = zip(*(sizes for sizes in stated if len(sizes) == len(stated[0])), strict=True)
-                    self._found[name] = tuple(next((size for size in axis if size is not None), None) for axis in alike)
+                    made = tuple(next((size for size in axis if size is not None), None) for axis in alike)
+                    self._found[name] = made
+                    # What inference over the whole model calls by one name, behind operators of onnxruntime too.
+                    named = zip(dims or (), made, strict=False)
+                    self._symbols = {dim: size for dim, size in named if isinstance(dim, str) and size} | self._symbols
 
     def _size(self, dim: Dim) -> int | None:
         """The size of a dimension, which may be a sum of names, such as `past_sequence_length + 1`."""

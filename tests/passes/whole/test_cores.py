@@ -129,13 +129,14 @@ def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
             "p": np.zeros((1, 1, 4)),
             "rows_30": np.zeros((1, 30, 4)),
             **integers(zero=[0], one=[1], two=[2], three=[3], last=[-1], one_two=[1, 2], join=[0, 0, 6]),
-            **integers(by_row=[-1, 4], one_column=[-1, 1], each_twice=[1, 2, 1], in_pairs=[-1, 2, 4]),
+            **integers(by_row=[-1, 4], one_column=[-1, 1], each_twice=[1, 2, 1], in_pairs=[-1, 2, 4], fold=[0, -1, 4]),
             "taps": draw(size=(4, 4, 3)),
             "by_head": draw(size=(1, 2, 4, 3)),
             "sinks": np.reshape(SINKS, (1, 2, 1, 1)),
             **{name: draw(size=size) for name, size in (("Wr", (4, 3)), ("E1", (3, 6, 4)), ("E2", (3, 4, 6)))},
             **{name: draw(size=size) for name, size in (("Wq", (4, 16)), ("Wk", (4, 8)), ("Wo8", (16, 4)))},
             "sink": np.asarray(SINKS),
+            "packed": onnx.numpy_helper.from_array(np.arange(32, dtype=np.uint8).reshape(4, 1, 8), "packed"),
             "Wo": draw(size=(6, 4)),
             "start": np.zeros((1, 4)),
             "nought": np.asarray(0.0),
@@ -178,6 +179,8 @@ OTHER = {
         "(q, k, k, , , seen, count, , , , , sink) mixed = MatMul(joined, Wo8) x1 = Add(t, mixed)"
     ),
     "experts": EXPERTS,
+    "an operator that onnx lacks": "u = Reshape(t, fold) v = com.microsoft.MatMulNBits<K = 4, N = 4, block_size = 16>"
+    f"(u, packed, b2) {ATTENTION.replace('(t', '(v').replace(' t)', ' v)')}",
     "an operator": "mixed = Attention<q_num_heads = 2, kv_num_heads = 2, is_causal = 1>(t, t, t) x1 = Add(t, mixed)",
 }
 
