@@ -187,6 +187,7 @@ _CARRIERS = frozenset(
 _LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
     ("", "Gather"): ((1, 0),),
     ("", "GatherND"): ((1, 0),),
+    ("", "GatherElements"): ((1, 0),),
     ("com.microsoft", "EmbedLayerNormalization"): ((0, 2), (1, 4), (8, 3)),
     ("com.microsoft", "GatherBlockQuantized"): ((1, 0),),
     ("com.microsoft", "GroupQueryAttention"): ((9, 7),),

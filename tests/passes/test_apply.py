@@ -242,8 +242,7 @@ SHARED_INTERIORS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
                    "else_branch = b () => (float[batch, tokens, 8] q) { q = Identity(s) }>",
          "constants": {"no": onnx.numpy_helper.from_array(np.array(False), "no")},
          "outputs": beside("also")},
-        "also",
-    ),
+        "also"),
 )  # fmt: skip
 
 

@@ -58,8 +58,7 @@ STATED: dict[str, tuple[Edit, str]] = {
     "order of inputs": (lambda m: swap(m.graph.input, 0, 1), "order inputs: x, z in A, z, x in B"),
     "a default": (
         lambda m: add_weight(m, "z", numpy_helper.to_array(weight(m, "W"))),  # which equals a weight of both models
-        "input z: float32[batch, tokens, 4] in A, float32[batch, tokens, 4] with a default in B",
-    ),
+        "input z: float32[batch, tokens, 4] in A, float32[batch, tokens, 4] with a default in B"),
 }  # fmt: skip
 
 

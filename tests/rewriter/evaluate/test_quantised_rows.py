@@ -185,25 +185,21 @@ PARTS = [
     (
         Case("QLinearAdd", [*_ONE, *_TWO, *_OUT], domain=MICROSOFT, data=[0, 3]),
         """a = DequantizeLinear(x0, x1, x2) b = DequantizeLinear(x3, x4, x5) c = Add(a, b)
-        y0 = QuantizeLinear(c, x6, x7)""",
-    ),
+        y0 = QuantizeLinear(c, x6, x7)"""),
     (
         Case("QLinearMatMul", [*_ONE, _q(np.int8, 4, 5), np.float32(0.5), np.int8(3), *_OUT], data=[0]),
         """a = DequantizeLinear(x0, x1, x2) b = DequantizeLinear(x3, x4, x5) c = MatMul(a, b)
-        y0 = QuantizeLinear(c, x6, x7)""",
-    ),
+        y0 = QuantizeLinear(c, x6, x7)"""),
     (
         Case(
             "QGemm", [*_ONE, _q(np.int8, 5, 4), np.float32(0.5), np.int8(3)], {"transB": 1}, domain=MICROSOFT, data=[0]
         ),
         """a = DequantizeLinear(x0, x1, x2) b = DequantizeLinear(x3, x4, x5) t = Transpose <perm=[1, 0]> (b)
-        y0 = MatMul(a, t)""",
-    ),
+        y0 = MatMul(a, t)"""),
     (
         Case("DynamicQuantizeMatMul", [_x(3, 4), _q(np.int8, 4, 5), np.float32(0.25), np.int8(3)], domain=MICROSOFT),
         """q, s, z = DynamicQuantizeLinear(x0) i = MatMulInteger(q, x1, z, x3) c = Cast <to=1> (i) f = Mul(s, x2)
-        y0 = Mul(c, f)""",
-    ),
+        y0 = Mul(c, f)"""),
 ]  # fmt: skip
 
 

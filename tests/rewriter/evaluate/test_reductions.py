@@ -78,63 +78,51 @@ LAWS = {  # beside the definitions of `test_defined_rows.py`
     "Softmax": ("y = Softmax(x)", "e = Exp(x) s = ReduceSum(e, last) y = Div(e, s)"),
     "Softmax, shifted over more": (
         "y = Softmax(x)",
-        "m = ReduceMax(x) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) y = Div(e, s)",
-    ),
+        "m = ReduceMax(x) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) y = Div(e, s)"),
     "Softmax of old": ("y = Softmax <axis = 0> (x)", "t = Transpose(x) s = Softmax(t) y = Transpose(s)"),
     "Softmax with a mask": (
         "m = Add(x, low) y = Softmax(m)",
-        "a = Add(x, low) m = ReduceMax(a, last) d = Sub(a, m) e = Exp(d) s = ReduceSum(e, last) y = Div(e, s)",
-    ),
+        "a = Add(x, low) m = ReduceMax(a, last) d = Sub(a, m) e = Exp(d) s = ReduceSum(e, last) y = Div(e, s)"),
     "Softmax with a mask by Where": (
         "m = Add(x, low) y = Softmax(m)",
-        "k = Equal(low, none) m = Where(k, x, low) y = Softmax(m)",
-    ),
+        "k = Equal(low, none) m = Where(k, x, low) y = Softmax(m)"),
     "a sum over no axis": (
         "e = Exp(x) s = ReduceSum <noop_with_empty_axes = 1> (e) l = Log(s) y = Exp(l)",
-        "e = Exp(x) t = Identity(e) l = Log(t) y = Exp(l)",
-    ),
+        "e = Exp(x) t = Identity(e) l = Log(t) y = Exp(l)"),
     "ReduceLogSumExp, shifted": (
         "y = ReduceLogSumExp(x, last)",
-        "m = ReduceMax(x, last) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) l = Log(s) y = Add(l, m)",
-    ),
+        "m = ReduceMax(x, last) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) l = Log(s) y = Add(l, m)"),
     "a row that is masked, shifted": (
         "r = Unsqueeze(low, last) t = Transpose(x) m = Add(t, r) y = Softmax(m)",
         "r = Unsqueeze(low, last) t = Transpose(x) a = Add(t, r) m = ReduceMax(a, last) d = Sub(a, m) e = Exp(d)"
-        " s = ReduceSum(e, last) y = Div(e, s)",
-    ),
+        " s = ReduceSum(e, last) y = Div(e, s)"),
     "an offset of every entry": ("m = Add(x, all) y = Softmax(m)", "y = Softmax(x)"),
     "a row that is masked": (
         "r = Unsqueeze(low, last) t = Transpose(x) m = Add(t, r) y = Softmax(m)",
-        "k = Equal(low, none) r = Unsqueeze(k, last) t = Transpose(x) z = Sub(t, t) m = Where(r, t, z) y = Softmax(m)",
-    ),
+        "k = Equal(low, none) r = Unsqueeze(k, last) t = Transpose(x) z = Sub(t, t) m = Where(r, t, z) y = Softmax(m)"),
     "a number for every entry": ("m = Add(x, low_all) y = Softmax(m)", "y = Softmax(x)"),
     "two masks": ("m = Add(x, low) n = Add(m, low) y = Softmax(n)", "m = Add(x, low) y = Softmax(m)"),
     "LogSoftmax by the sum": (
         "y = LogSoftmax(x)",
-        "m = ReduceMax(x, last) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) l = Log(s) y = Sub(d, l)",
-    ),
+        "m = ReduceMax(x, last) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) l = Log(s) y = Sub(d, l)"),
     "LogSoftmax by ReduceLogSumExp": ("y = LogSoftmax(x)", "l = ReduceLogSumExp(x, last) y = Sub(x, l)"),
     "ReduceMean": ("y = ReduceMean(x, last)", "s = ReduceSum(x, last) y = Div(s, four)"),
     "ReduceMax": ("a = ReduceMax(x, last) y = ReduceMax(a, first)", "y = ReduceMax(x)"),
     "ReduceMax by TopK": ("y = ReduceMax(x, last)", "y, i = TopK(x, one)"),
     "ReduceMin by ArgMin": (
         "y = ReduceMin(x, last)",
-        "i = ArgMin <axis = 1> (x) y = GatherElements <axis = 1> (x, i)",
-    ),
+        "i = ArgMin <axis = 1> (x) y = GatherElements <axis = 1> (x, i)"),
     "LayerNormalization, its deviation": (
         "a, m, y = LayerNormalization(x, w, b)",
         "m = ReduceMean(x, last) d = Sub(x, m) q = Mul(d, d) z = ReduceMean(q, last) e = Add(z, eps)"
-        " y = Pow(e, minus)",
-    ),
+        " y = Pow(e, minus)"),
     "SimplifiedLayerNormalization": ("y = SimplifiedLayerNormalization(x, w)", "y = RMSNormalization(x, w)"),
     "BatchNormalization": (
         "p = Mul(b, b) y = BatchNormalization(x, w, b, w, p)",
-        "p = Mul(b, b) d = Sub(x, w) e = Add(p, eps) r = Sqrt(e) n = Div(d, r) s = Mul(n, w) y = Add(s, b)",
-    ),
+        "p = Mul(b, b) d = Sub(x, w) e = Add(p, eps) r = Sqrt(e) n = Div(d, r) s = Mul(n, w) y = Add(s, b)"),
     "InstanceNormalization": (
         "t = Unsqueeze(x, first) i = InstanceNormalization(t, v, v) y = Squeeze(i, first)",
-        "n = LayerNormalization(x, ones) c = Unsqueeze(v, last) s = Mul(n, c) y = Add(s, c)",
-    ),
+        "n = LayerNormalization(x, ones) c = Unsqueeze(v, last) s = Mul(n, c) y = Add(s, c)"),
 }  # fmt: skip
 CONSTANTS = {
     **{name: f"value_float = {each}" for name, each in {"eps": 1e-5, "two": 2.0, "four": 4.0, "minus": -0.5}.items()},
@@ -170,25 +158,20 @@ def test_laws_of_reductions(one: str, other: str) -> None:
 DIFFERENT = {
     "a sum over another axis": (
         "y = Softmax(x)",
-        "m = ReduceMax(x, last) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, first) y = Div(e, s)",
-    ),
+        "m = ReduceMax(x, last) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, first) y = Div(e, s)"),
     "a maximum along another axis": (
         "y = Softmax(x)",
-        "m = ReduceMax(x, first) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) y = Div(e, s)",
-    ),
+        "m = ReduceMax(x, first) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) y = Div(e, s)"),
     "a maximum without its axis": (
         "t = Concat <axis = 0> (x, x) y = Softmax(t)",
         "t = Concat <axis = 0> (x, x) m = ReduceMax <keepdims = 0> (t, last) d = Sub(t, m) e = Exp(d)"
-        " s = ReduceSum(e, last) y = Div(e, s)",
-    ),
+        " s = ReduceSum(e, last) y = Div(e, s)"),
     "a sum without its axis": (
         "t = Concat <axis = 0> (x, x) y = Softmax(t)",
-        "t = Concat <axis = 0> (x, x) e = Exp(t) s = ReduceSum <keepdims = 0> (e, last) y = Div(e, s)",
-    ),
+        "t = Concat <axis = 0> (x, x) e = Exp(t) s = ReduceSum <keepdims = 0> (e, last) y = Div(e, s)"),
     "a sum of another exponential": (
         "y = Softmax(x)",
-        "e = Exp(x) n = Neg(x) f = Exp(n) s = ReduceSum(f, last) y = Div(e, s)",
-    ),
+        "e = Exp(x) n = Neg(x) f = Exp(n) s = ReduceSum(f, last) y = Div(e, s)"),
     "another axis": ("y = Softmax(x)", "y = Softmax <axis = 0> (x)"),
     "another mask": ("m = Add(x, low) y = Softmax(m)", "y = Softmax(x)"),
     "a mask the wrong way": ("m = Sub(x, low) y = Softmax(m)", "m = Add(x, low) y = Softmax(m)"),

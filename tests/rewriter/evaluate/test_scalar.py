@@ -86,18 +86,15 @@ LAWS = {  # beside the definitions of `test_defined_rows.py`
     "tanh GELU": (
         'y = Gelu <approximate = "tanh"> (x)',
         "c = Pow(x, three) d = Mul(c, k) e = Add(x, d) f = Mul(e, root2pi) g = Tanh(f) h = Add(g, one)"
-        " i = Mul(x, half) y = Mul(i, h)",
-    ),
+        " i = Mul(x, half) y = Mul(i, h)"),
     "FastGelu": ('y = Gelu <approximate = "tanh"> (x)', "y = com.microsoft.FastGelu(x)"),
     "FastGelu by Sigmoid": (
         "y = com.microsoft.FastGelu(x)",
-        "c = Mul(x, x) d = Mul(c, k) e = Add(d, one) f = Mul(x, e) g = Mul(f, twice) h = Sigmoid(g) y = Mul(x, h)",
-    ),
+        "c = Mul(x, x) d = Mul(c, k) e = Add(d, one) f = Mul(x, e) g = Mul(f, twice) h = Sigmoid(g) y = Mul(x, h)"),
     "QuickGelu": ("y = com.microsoft.QuickGelu(x)", "a = Mul(x, quick) b = Sigmoid(a) y = Mul(x, b)"),
     "HardSwish by Clip": (
         "y = HardSwish(x)",
-        "a = Add(x, three) z = Sub(one, one) s = Mul(three, two) b = Clip(a, z, s) c = Mul(x, b) y = Div(c, s)",
-    ),
+        "a = Add(x, three) z = Sub(one, one) s = Mul(three, two) b = Clip(a, z, s) c = Mul(x, b) y = Div(c, s)"),
     "Sigmoid": ("y = Sigmoid(x)", "a = Neg(x) b = Exp(a) c = Add(b, one) y = Reciprocal(c)"),
     "Sigmoid by Tanh": ("y = Sigmoid(x)", "a = Mul(x, half) b = Tanh(a) c = Mul(b, half) y = Add(c, half)"),
     "Tanh": ("y = Tanh(x)", "a = Mul(x, two) b = Sigmoid(a) c = Mul(b, two) y = Sub(c, one)"),
@@ -112,17 +109,14 @@ LAWS = {  # beside the definitions of `test_defined_rows.py`
     "Clip of old": ("y = Clip(x, half, two)", "a = Max(x, half) y = Min(a, two)"),
     "a mask is below any bound": (
         "m = Add(x, low) a = Max(m, lowest) y = Softmax(a)",
-        "m = Add(x, low) y = Softmax(m)",
-    ),
+        "m = Add(x, low) y = Softmax(m)"),
     "a mask that is scaled": (
         "m = Add(x, low) a = Div(m, two) y = Softmax(a)",
-        "b = Div(x, two) m = Add(b, low) y = Softmax(m)",
-    ),
+        "b = Div(x, two) m = Add(b, low) y = Softmax(m)"),
     "a mask has no exponential": ("m = Add(x, low) a = Exp(m) y = Mul(a, keep)", "m = Add(x, low) y = Exp(m)"),
     "a mask is found": (
         "m = Add(x, infinite) b = IsInf(m) y = Where(b, x, w)",
-        "m = Add(x, infinite) b = Less(m, lowest) y = Where(b, x, w)",
-    ),
+        "m = Add(x, infinite) b = Less(m, lowest) y = Where(b, x, w)"),
 }  # fmt: skip
 NUMBERS = {
     "one": 1.0, "two": 2.0, "three": 3.0, "half": 0.5, "root2": 1.4142135, "inverse": 0.70710677, "k": 0.044715,

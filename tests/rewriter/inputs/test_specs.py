@@ -21,6 +21,7 @@ ROWS = {
     "the smallest counts": "a = Gather(table, ids) y = Gather(small, ids)",
     "the other axis": "y = Gather<axis=1>(small, ids)",
     "GatherND": "a = Unsqueeze(ids, two) y = GatherND(table, a)",
+    "GatherElements": "y = GatherElements(table, ids)",
     "EmbedLayerNormalization": "y, m = com.microsoft.EmbedLayerNormalization(ids, , table, small, , g, g)",
     "in a branch": "y = If (flag) <then_branch = t () => (float r) { r = Gather(table, ids) }, "
     "else_branch = e () => (float r) { r = Gather(small, ids) }>",
