@@ -58,6 +58,7 @@ which reads a table whole."""
 _ROUNDS, _MOST_ROUNDS, _SMALL_MODEL = 2, 40, 2**26
 """Primes that are drawn; at most, where signs decide; and the bytes of a model up to which all sizes are then tried."""
 _MANY_ROUNDS = 16  # where both models take signs of multiples of each other: a sign is a coin, which may decide
+_FEW_ENTRIES = 32  # of a mask, say, that may hide what differs; drawn in as many rounds
 _COINS = 20  # signs with which each result of a decision must have been drawn, in all rounds
 _MOST_APART = 4  # pairs of tensors that are taken apart one by one
 _MOST_TURNED = 2**4  # sets of comparisons of integers that are given the result that they never had
@@ -226,6 +227,8 @@ class Pair:
     def compared(self) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
+        feeds = [[each.feeds[name] for each in self.points if name in each.feeds] for name in self.points[0].feeds]
+        few = any(1 < max(x.size for x in each) < _FEW_ENTRIES and each[0].ndim > 1 and not is_float(each[0]) for each in feeds)
         for reading in self._readings:
             if reading.folds and not self.folds:
                 continue
@@ -238,7 +241,7 @@ class Pair:
             rounds, at_once = 0, _ROUNDS if self._large else 1
             self._last, self._snapped = ((), ()), set()
             while (
-                (more := rounds < (_MANY_ROUNDS if self._scaled else _ROUNDS) or self._few_signs())
+                (more := rounds < (_MANY_ROUNDS if self._scaled or few else _ROUNDS) or self._few_signs())
                 and rounds < _MOST_ROUNDS
                 and self._next(reading, rounds, at_once)
             ):
