@@ -228,7 +228,8 @@ class Pair:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
         feeds = [[each.feeds[name] for each in self.points if name in each.feeds] for name in self.points[0].feeds]
-        few = any(1 < max(x.size for x in each) < _FEW_ENTRIES and each[0].ndim > 1 and not is_float(each[0]) for each in feeds)
+        masks = [each for each in feeds if np.ndim(each[0]) > 1 and not is_float(each[0])]
+        few = any(1 < max(map(np.size, each)) < _FEW_ENTRIES for each in masks)
         for reading in self._readings:
             if reading.folds and not self.folds:
                 continue
