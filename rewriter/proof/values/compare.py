@@ -227,9 +227,8 @@ class Pair:
     def compared(self) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         named = ""  # why an activation was not bounded
-        feeds = [[each.feeds[name] for each in self.points if name in each.feeds] for name in self.points[0].feeds]
-        masks = [each for each in feeds if np.ndim(each[0]) > 1 and not is_float(each[0])]
-        few = any(1 < max(map(np.size, each)) < _FEW_ENTRIES for each in masks)
+        fixed = self.points[0].feeds.values() if len(self.points) == 1 else ()  # one size
+        few = any(np.ndim(x) > 1 and 1 < np.size(x) < _FEW_ENTRIES and not is_float(x) for x in fixed)
         for reading in self._readings:
             if reading.folds and not self.folds:
                 continue
