@@ -157,7 +157,7 @@ class Program:
         return self._once(attributes, node)
 
     def reads(self, node: onnx.NodeProto) -> list[str]:
-        """The tensors that a node reads, those that its bodies capture included."""
+        """The tensors that a node and its bodies read."""
         return self._once(reads, node)
 
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:

@@ -220,9 +220,10 @@ class Shapes:
                     alike = zip(*(sizes for sizes in stated if len(sizes) == len(stated[0])), strict=True)
                     made = tuple(next((size for size in axis if size is not None), None) for axis in alike)
                     self._found[name] = made
-                    # What inference over the whole model calls by one name, behind operators of onnxruntime too.
-                    named = zip(dims or (), made, strict=False)
-                    self._symbols = {dim: size for dim, size in named if isinstance(dim, str) and size} | self._symbols
+                    # Names from inference over the whole model, which knows more operators, resolve later tensors.
+                    for dim, size in zip(dims or (), made, strict=False):
+                        if isinstance(dim, str) and size:
+                            self._symbols.setdefault(dim, size)
 
     def _size(self, dim: Dim) -> int | None:
         """The size of a dimension, which may be a sum of names, such as `past_sequence_length + 1`."""

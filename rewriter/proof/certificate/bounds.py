@@ -165,7 +165,7 @@ class _Search:
         cell = evaluate(piece.parts, Taylor(balls[1]))
         wide_a, wide_gap = cell[piece.a], cell[piece.b] - cell[piece.a]
         if not abs(wide_gap[_ORDER]) * radius**_ORDER < arb(1).max(abs(wide_a[0]).upper()):
-            return math.inf  # whatever the series around the centre is
+            return math.inf  # the series around the centre cannot lower the remainder
         centre = evaluate(piece.parts, Taylor(balls[0]))
         a, gap = centre[piece.a], centre[piece.b] - centre[piece.a]
         self._found(gap[0], a[0], (low + high) / 2)
